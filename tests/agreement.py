@@ -96,11 +96,11 @@ def assert_agrees(
 def by_design(reading: Reading, values: dict[str, Any], weights: np.ndarray) -> np.ndarray:
     """Compute the same by the arrays that inference uses."""
     form = reading.form
-    if form.kind == "columns":
+    if form.is_design:
         design = reading.design or reading.design_at(values, reading.view(values).relative[:, 0])
         rows = np.asarray(design.rows).reshape(-1, form.num_obs)[: form.size]
         return (weights @ rows)[:, None]
-    features = reading.features if form.kind == "shared" else values[form.functions]
+    features = reading.features if form.shares_features else values[form.functions]
     relative = np.asarray(reading.view(values).relative)
     moved = (weights.reshape(form.shape) @ np.asarray(features)).T
     return np.sqrt(relative) * moved

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from random_models import Generated, Structure, structures
 
-from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.reader import Reader, Reading
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -41,7 +40,7 @@ def check_view(reading: Reading, generated: Generated, values: dict[str, Any]) -
     expected, view = generated.regression(values), reading.view(values)
 
     def of_all(x):
-        x = np.ravel(x) if form.kind == COLUMNS else tasks_last(structure, x)
+        x = np.ravel(x) if form.is_design else tasks_last(structure, x)
         return x.reshape(form.num_obs, form.num_tasks)
 
     log_scale = expected.weight * np.log(expected.scale * np.sqrt(2 * np.pi))
@@ -54,7 +53,7 @@ def check_view(reading: Reading, generated: Generated, values: dict[str, Any]) -
         (np.ravel(view.prior.variance), expected.slab_scale**2),
     ):
         close(*np.broadcast_arrays(actual, desired))
-    if form.kind == COLUMNS:
+    if form.is_design:
         design = reading.design or reading.design_at(values, reading.view(values).relative[:, 0])
         rows = np.asarray(design.rows).reshape(-1, form.num_obs)[: form.size]
         close(rows, expected.X.T * np.sqrt(np.ravel(view.relative)))

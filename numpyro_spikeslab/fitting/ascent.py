@@ -133,7 +133,7 @@ def step(
     elif set(engine.form.free) <= set(posterior.slopes):
         # the sweep has taken them to their maximum; the next one finds its residual itself
         posterior = engine.features.begin(engine, posterior.moved())
-        if not engine.form.is_normal:
+        if not engine.form.likelihood.is_fixed:
             # the squares are those of the old stand-in
             return posterior, bound(engine, posterior)
         at = view_at(engine, posterior)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.correlation import clusters, unit_columns
 from numpyro_spikeslab.algebra.partition import MAX_BLOCK, Partition, Sets
-from numpyro_spikeslab.reading.form import COLUMNS, Form
+from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.program import are_concrete, compiled, outside_transformations
 from numpyro_spikeslab.reading.reader import Reader, Reading
 from numpyro_spikeslab.reading.sites import Pair, observed_sites
@@ -81,7 +81,7 @@ def _checked_sets(sets: Any, name: str, size: int) -> Sets:
 
 def check_columns(form: Form) -> None:
     """Raise if the weights do not multiply the columns of one design."""
-    if form.kind != COLUMNS:
+    if not form.is_design:
         got = "weights that multiply features of several tasks or latent functions"
         expected = "the columns of one design, as in `X @ w`"
         remedy = "Leave `blocks` out."

@@ -48,7 +48,6 @@ from numpyro_spikeslab.reading.coefficient_rows import (
     joined,
     tasks_without,
 )
-from numpyro_spikeslab.reading.form import COLUMNS, SHARED
 from numpyro_spikeslab.reading.program import RUN_ONCE, are_concrete, outside_transformations
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.roles import Index, NoiseRole, SlabRole
@@ -92,7 +91,7 @@ class Columns(Features):
     rows: Float[Array, "K B N"] | None
 
     def begin(self, engine: Engine, q: Posterior) -> Posterior:
-        if not engine.form.is_normal:
+        if not engine.form.likelihood.is_fixed:
             return _with_moments(engine, q)
         return q if engine.base is None else _with_residual(engine, q)
 
@@ -106,7 +105,8 @@ class Columns(Features):
             return at, q, self._squares(engine, at, q, design)
         # coefficients are integrated out, then set given the weights
         sites = engine.form.coefficient_sites(q.slopes)
-        without = columns_without(engine.problem, at, q.values, sites, design, self.split)
+        rows = dense_rows(engine.problem, q.values, sites)
+        without = columns_without(rows, at, q.values, sites, design, self.split)
         weights, residual = q.weights.sweep(without.design, without.residual, *setting)
         values, residual = without.given(residual)
         slopes = without.standard.slopes(without.coefficients.slopes)
@@ -123,7 +123,7 @@ class Columns(Features):
         return mean[:, None], variance[:, None]
 
     def squares(self, engine: Engine, at: View, q: Posterior) -> Float[Array, " Q"]:
-        if not engine.form.is_normal:
+        if not engine.form.likelihood.is_fixed:
             _, variance = q.moments or moments_at(engine, q)
             return at.squares(at.Y, engine.form.tasks_last(variance))
         q = q._replace(residual=self.whitened_residual(engine, at, q))
@@ -163,7 +163,7 @@ class Columns(Features):
         if self.design is not None:
             return self.design
         rows, whitening = self._blocks(engine, q), jnp.sqrt(at.relative[:, 0])
-        if engine.form.is_normal or not isinstance(q.weights, PairedMeanField):
+        if engine.form.likelihood.is_fixed or not isinstance(q.weights, PairedMeanField):
             return Design(rows * whitening, None)
         return ChangingDesign(rows, whitening, jnp.zeros((0, len(whitening))), jnp.zeros((0, 0)))
 
@@ -194,7 +194,8 @@ def _whitened_data(at: View) -> Float[Array, " N"]:
 def _with_coefficients(engine, at, q, residual) -> Posterior:
     """Set coefficients that are one dense vector to their mode."""
     sites = engine.form.coefficient_sites(engine.form.coefficients)
-    new, _ = given_residual(engine.problem, at, q.values, sites, residual)
+    rows = dense_rows(engine.problem, q.values, sites)
+    new, _ = given_residual(rows, at, q.values, sites, residual)
     return q.moved(values=q.values | new)
 
 
@@ -354,11 +355,11 @@ def engine_of(reading: Reading, plain: bool, temperature: Any) -> Engine:
 def _features_of(reading: Reading, at: View | None) -> Features:
     """Choose the class of the features; ``at`` is `None` if a free site can change the view."""
     form, covariates, values = reading.form, reading.covariates, reading.features
-    if form.kind == COLUMNS:
+    if form.is_design:
         rows = reading.rows if reading.design is None else None
         rows = None if rows is None else _blocks(reading.problem, reading.generic, rows)
         return Columns(reading.design, reading.split, rows)
-    if form.kind != SHARED:
+    if not form.shares_features:
         of_table = isinstance(reading.layout, Grid)
         return (LatentFunctions if of_table else ObservedEntries)(covariates, None)
     if not keeps_products(form):
@@ -373,7 +374,7 @@ def with_shared_prior(reading: Reading) -> tuple[View | None, dict[str, Index]]:
     If all tasks share the prior, keep one row of it and of the indices, to save memory.
     """
     at, indices, form = reading.base, reading.indices, reading.form
-    if at is None or form.kind == COLUMNS:
+    if at is None or form.is_design:
         return at, indices
     of_weights = [role.site for role in form.roles if not isinstance(role, NoiseRole)]
     tables = at.prior, {site: indices[site] for site in of_weights}

@@ -13,11 +13,10 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.observations import Observations
 from numpyro_spikeslab.algebra.pairs import Design, Prior
 from numpyro_spikeslab.reading.coefficient_rows import standardised
-from numpyro_spikeslab.reading.form import COLUMNS, Form
+from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.function_prior import FunctionPrior
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.roles import Index, Tally
-from numpyro_spikeslab.reading.stand_in import augmented
 from numpyro_spikeslab.reading.view import View, view
 
 
@@ -125,14 +124,11 @@ def view_at(engine: Engine, posterior: Posterior) -> View:
     place of observations, if free sites can change the columns."""
     if engine.base is not None:
         return with_roles(engine, engine.base, posterior.values)
-    problem, values = engine.problem, posterior.values
-    stand_in = predictor = None
-    if not engine.form.is_normal:
-        # the best for the moments of the predictor
-        mean, variance = posterior.moments or moments_at(engine, posterior)
-        stand_in = augmented(problem, values, mean).expect(mean, variance)
-        predictor = mean if engine.form.kind == COLUMNS else None
-    return view(problem, values, _weights(engine, posterior), engine.layout, stand_in, predictor)
+    moments = None
+    if not engine.form.likelihood.is_fixed:
+        moments = posterior.moments or moments_at(engine, posterior)
+    weights = _weights(engine, posterior)
+    return view(engine.problem, posterior.values, weights, engine.layout, moments)
 
 
 def moments_at(engine: Engine, posterior: Posterior) -> tuple[Any, Any]:
@@ -145,7 +141,7 @@ def moments_at(engine: Engine, posterior: Posterior) -> tuple[Any, Any]:
 
 def _weights(engine: Engine, posterior: Posterior) -> Any:
     """Return the weights at which a model with changing columns is viewed."""
-    if engine.form.kind != COLUMNS:
+    if not engine.form.is_design:
         return None
     return engine.form.split(posterior.weights.mean, "{}")
 
@@ -220,7 +216,7 @@ def log_prior(
 def bound_given(engine: Engine, at: View, posterior: Posterior, squares: Any) -> Float[Array, ""]:
     """Compute the exact evidence lower bound (supplement, eq. 2) from the expected squares."""
     prior = at.prior
-    if engine.form.kind == COLUMNS:
+    if engine.form.is_design:
         prior = Prior(*(x[0] for x in prior))
     value = at.log_density + log_prior(engine, at, posterior.values)
     value -= at.log_scale + 0.5 * jnp.sum(squares / at.sigma2)
@@ -234,7 +230,7 @@ def _cost_of_slopes(engine: Engine, at: View, posterior: Posterior) -> Float[Arr
     """Expected squared deviations of coefficients that follow the weights, under their prior."""
     sites = engine.form.coefficient_sites(posterior.slopes)
     slopes = standardised(sites, at, posterior.values).unscaled(posterior.slopes)
-    if engine.form.kind == COLUMNS:
+    if engine.form.is_design:
         return posterior.weights.total_variance(Design(slopes[0].T[None], None))
     return jnp.sum(jnp.sum(slopes**2, axis=1) * posterior.weights.variance)
 

@@ -127,9 +127,9 @@ def offset_of(reading: Reading, posterior: Posterior, is_new: bool) -> Float[Arr
 def noise_of(reading: Reading, posterior: Posterior, columns: Any) -> Float[Array, " Q"]:
     """Compute the noise variances of the tasks; those of ``columns`` must be known."""
     form, values = reading.form, posterior.values
-    if not form.is_normal:
+    if not form.likelihood.is_fixed:
         raise ValueError(
-            f"predict, transform: only Normal observations have noise, not {form.likelihood!r}. "
+            f"predict, transform: only Normal observations have noise, not {form.response!r}. "
             "Leave `noise` out, or use numpyro.infer.Predictive."
         )
     if form.varying_noise:
@@ -144,7 +144,7 @@ def noise_of(reading: Reading, posterior: Posterior, columns: Any) -> Float[Arra
         return at.sigma2, at.count > 0
 
     sigma2, observed = compiled(of, values)
-    scale = reading.problem.program.shapes.observed[form.likelihood].scale
+    scale = reading.problem.program.shapes.observed[form.response].scale
     has_noise = np.array(observed) | (isinstance(reading.layout, Grid) or scale.size == 1)
     for role in form.roles_of(NoiseRole):
         index = reading.indices[role.site]

@@ -66,7 +66,7 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
     if names := [name for name in guide.sites.functions if name in form.others]:
         (weights, shape), phi = form.pairs[0][:2], names[0]
         raise bad(
-            f"CAVI: {form.likelihood!r}",
+            f"CAVI: {form.response!r}",
             f"a location that does not mix the functions {phi!r} by the weights of shape {shape}",
             f"`offset + {weights} @ {phi}` or its transpose",
             "Write it with one set of weights of shape (Q, M), without `groups`, and M functions, "

@@ -30,10 +30,9 @@ from numpyro_spikeslab.fitting.rounds import (
     include,
 )
 from numpyro_spikeslab.fitting.starts import start_random, start_svd
-from numpyro_spikeslab.reading.program import are_concrete, compiled
+from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.roles import SlabRole
-from numpyro_spikeslab.reading.stand_in import RARE, augmented
 from numpyro_spikeslab.support.devices import fetched
 from numpyro_spikeslab.support.messages import bad
 
@@ -252,7 +251,8 @@ def check_end(call: Call, progress: Progress, losses: Any, from_params: bool) ->
         )
     if ends_hot(call.engine, step):
         return
-    check_counts(call.reading, posterior.values)
+    reading = call.reading
+    reading.form.likelihood.check_fit(reading.problem, posterior.values)
     off = from_params and posterior.functions is not None and not include(weights)
     if off:
         text = "all latent functions are switched off at the end of a run from init_params"
@@ -276,24 +276,6 @@ def check_end(call: Call, progress: Progress, losses: Any, from_params: bool) ->
         moves = f"the bound still moves at the end of the run, by {gain:.2g} nats a step"
         text = "Go on with `init_state=result.state`, or start anew with more steps."
         warnings.warn(f"CAVI.run: {moves}. {text}", stacklevel=4)
-
-
-def check_counts(reading: Reading, values: dict[str, Any]) -> None:
-    """Raise if nearly all trials of counts have one outcome, for then effects are lost."""
-    form, shapes = reading.form, reading.problem.program.shapes
-    if form.family != "logistic":
-        return
-
-    def is_rare(values):
-        f = jnp.zeros(reading.problem.likelihood(shapes).value.shape)
-        mixture = augmented(reading.problem, values, f)
-        return mixture.is_rare if mixture.has_counts else False
-
-    if compiled(is_rare, values, once=True):
-        what = f"CAVI.run: the counts {form.likelihood!r}"
-        got = f"fewer than {RARE:.0%} of their trials with one of the outcomes"
-        expected = "more, or the bound is so loose that no effect is worth it"
-        raise bad(what, got, expected, "Draw with PairedGibbs.")
 
 
 def check_starts(starts: Starts | None, weights: Any) -> None:

@@ -2,6 +2,7 @@
 """Credible sets of a fit: the columns that could carry an effect instead of the included one."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float
@@ -21,8 +22,8 @@ from numpyro_spikeslab.algebra.correlation import (
 from numpyro_spikeslab.algebra.pairs import Coordinates, Design, Prior, coordinates
 from numpyro_spikeslab.fitting.features import engine_of
 from numpyro_spikeslab.fitting.posterior import Posterior, view_at
-from numpyro_spikeslab.reading.coefficient_rows import columns_without
-from numpyro_spikeslab.reading.form import COLUMNS, Form
+from numpyro_spikeslab.reading.coefficient_rows import columns_without, dense_rows
+from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.view import design_rows
 from numpyro_spikeslab.support.messages import bad
@@ -51,11 +52,8 @@ class Effects(NamedTuple):
 def effects_of(reading: Reading, posterior: Posterior) -> Effects:
     """Collect the data of a fit."""
     form, values, mean = reading.form, posterior.values, posterior.weights.mean
-    if form.is_normal:
-        at = reading.view(values, form.split(mean, "{}"))
-    else:
-        # at the mean weights, too, with the Gaussian that stands in for the likelihood
-        at = view_at(engine_of(reading, False, None), posterior)
+    # at the mean weights
+    at = view_at(replace(engine_of(reading, False, None), base=None), posterior)
     relative, noise = at.relative[:, 0], jnp.sqrt(at.sigma2[0])
     # missing observations may be NaN
     rows = jnp.where(relative > 0, design_rows(reading.problem, values), 0)
@@ -63,7 +61,8 @@ def effects_of(reading: Reading, posterior: Posterior) -> Effects:
     if form.coefficients:
         # an intercept at a fixed value would keep out all columns of another mean
         sites, block = form.coefficient_sites(form.coefficients), Design(design[None], None)
-        without = columns_without(reading.problem, at, values, sites, block, None)
+        covariates = dense_rows(reading.problem, values, sites)
+        without = columns_without(covariates, at, values, sites, block, None)
         design, residual = without.design.rows[0], without.residual
     design, residual = design / noise, residual / noise
     squares = jnp.sum(design**2, axis=1)
@@ -133,7 +132,7 @@ def misfit(form: Form, blocks: Any) -> str:
     names = [pair.name for pair in form.pairs]
     if blocks is not None:
         return "a guide with blocks, which share an effect among their columns themselves"
-    if form.kind != COLUMNS:
+    if not form.is_design:
         return f"the weights {names} of features that tasks share, or of latent functions"
     return "" if form.groups is None else f"weights among {names} that share spikes"
 

@@ -49,7 +49,6 @@ from numpyro_spikeslab.fitting.posterior import (
 from numpyro_spikeslab.fitting.run import Call
 from numpyro_spikeslab.fitting.schedules import check_schedule, forgetting
 from numpyro_spikeslab.fitting.tasks import gram, keeps_products, sweep_weights
-from numpyro_spikeslab.reading.form import FUNCTIONS
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.roles import Tally
 from numpyro_spikeslab.support.messages import bad
@@ -103,8 +102,9 @@ class Stream(NamedTuple):
     def check(self, call: Call) -> tuple[str, ...]:
         """Return the names of local sites, or raise if there are no steps on this batch."""
         form, what = call.engine.form, "CAVI: num_tasks"
-        if form.kind != FUNCTIONS:
-            got = f"features of {form.likelihood!r} of the kind {form.kind!r}"
+        if form.functions is None or form.sparse:
+            known = "entries of a table" if form.sparse else "known features"
+            got = f"{form.response!r} with {known}"
             remedy = "Leave it out, or write `W @ phi` of a whole table, NaN where entries miss."
             raise bad(what, got, "tasks that share latent functions", remedy)
         if form.free:
@@ -205,7 +205,7 @@ def advance(
     values = held(engine, temperature, posterior.values, values)
     posterior = posterior._replace(values=values, batches=Batches(shared, before))
     at = view_at(engine, posterior)
-    if not engine.form.is_normal:
+    if not engine.form.likelihood.is_fixed:
         # the squares are those of the old stand-in
         squares = engine.features.squares(engine, at, posterior)
     # as if all tasks were like this batch
@@ -238,10 +238,10 @@ def _settled(
     engine: Engine, local: tuple[str, ...], posterior: Posterior, temperature: Any
 ) -> Posterior:
     """Make some passes over the weights of a batch and its local sites."""
-    functions, is_normal = posterior.functions, engine.form.is_normal
+    functions = posterior.functions
     moments = functions.mean, functions.var
     stats = None
-    if is_normal and keeps_products(engine.form):
+    if engine.form.likelihood.is_fixed and keeps_products(engine.form):
         stats = gram(view_at(engine, posterior), *moments)
 
     def one(_, posterior):

@@ -8,13 +8,11 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.reading.form import (
-    OTHER,
     CoefficientSite,
     Form,
     task_axis,
 )
 from numpyro_spikeslab.reading.model_run import Problem
-from numpyro_spikeslab.reading.predictor import MULTIPLE
 from numpyro_spikeslab.reading.probe import Verdict, find_verdict
 from numpyro_spikeslab.reading.program import Program, are_concrete, stand_ins
 from numpyro_spikeslab.reading.proof import Proof
@@ -25,8 +23,8 @@ from numpyro_spikeslab.reading.roles import NoiseRole
 def candidates(problem: Problem, proof: Proof, trace: dict[str, Any], joint: bool) -> list[Form]:
     """List the forms that the probe is to confirm, a plain design at last; with ``joint`` alone."""
     plain = proof.plain
-    parts, pairs = problem.program.shapes.observed[plain.likelihood], plain.pairs
-    alone = joint or plain.groups or plain.pairs[0].heredity or plain.family == OTHER
+    parts, pairs = problem.program.shapes.observed[plain.response], plain.pairs
+    alone = joint or plain.groups or plain.pairs[0].heredity or not plain.likelihood.is_closed
     if alone or len(pairs) != 1 or len(pairs[0].shape) not in (1, 2):
         return [plain]
     form = _of_features(problem, plain, proof, parts.value.shape)
@@ -69,12 +67,10 @@ def _layouts(form: Form, proof: Proof, parts: Any) -> list[Form]:
         if shape == layout or (Q == 1 and shape == (N,) and not tasks_first):
             laid_out = replace(form, tasks_first=tasks_first)
             along, across = laid_out.tasks_last(jnp.ones(parts.scale.shape)).shape
-            complete = not proof.count and (along == 1 or across == 1)
-            if form.is_normal:
-                laid_out = replace(laid_out, varying_noise=along > 1, complete=complete)
-            else:
-                laid_out = replace(laid_out, complete=False)
-            forms.append(laid_out)
+            fixed = form.likelihood.is_fixed
+            complete = fixed and not proof.count and (along == 1 or across == 1)
+            varying = along > 1 or not fixed
+            forms.append(replace(laid_out, varying_noise=varying, complete=complete))
     return forms
 
 
@@ -89,7 +85,7 @@ def _own_coefficients(
         return ()
     for name in movers:
         shape = jnp.shape(trace[name]["value"])
-        axis = task_axis(trace[name], trace[pair.slab], [trace[form.likelihood]])
+        axis = task_axis(trace[name], trace[pair.slab], [trace[form.response]])
         fitting = [k for k in range(-len(shape), 0) if shape[k] == pair.shape[0]]
         if axis is None and len(pair.shape) == 2 and len(fitting) == 1:
             # no plate says so, but no other axis is as long
@@ -113,7 +109,7 @@ def settle(form: Form, plain: Form, verdict: Verdict) -> Form:
         form,
         roles=tuple(role for role, plays in roles if plays and not isinstance(role, varying)),
         complete=form.complete and bool(verdict.same_counts),
-        family=form.family if verdict.single else MULTIPLE.get(form.family, OTHER),
+        likelihood=form.likelihood if verdict.single else form.likelihood.repeated(),
     )
 
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 
 from numpyro.infer.gibbs import subsample_plate_sizes
 
-from numpyro_spikeslab.reading.form import OTHER, Form
+from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.model_run import Problem
-from numpyro_spikeslab.reading.predictor import AUGMENTED
+from numpyro_spikeslab.reading.likelihood import AUGMENTED
 from numpyro_spikeslab.reading.probe import Verdict
 from numpyro_spikeslab.support.messages import bad
 
@@ -36,7 +36,7 @@ def check_trace(trace: dict[str, Any], user: str) -> None:
 def check_verdict(user: str, problem: Problem, verdict: Verdict) -> None:
     """Refuse data that are not finite, no observations, and improper priors."""
     form = problem.form
-    site, names = form.likelihood, [pair.name for pair in form.pairs]
+    site, names = form.response, [pair.name for pair in form.pairs]
     shape = problem.likelihood(problem.program.shapes).value.shape
     if not verdict.any_counted:
         got = "no observations that are not masked"
@@ -83,12 +83,12 @@ def check_verdict(user: str, problem: Problem, verdict: Verdict) -> None:
 
 def check_updates(user: str, form: Form, functions: Any, remedy: str) -> None:
     """Refuse models whose pairs or functions are not Gaussian given all else."""
-    if form.family == OTHER:
-        what = f"{user}: the likelihood of {form.likelihood!r}"
+    if not form.likelihood.is_closed:
+        what = f"{user}: the likelihood of {form.response!r}"
         raise bad(what, "one without closed-form updates", AUGMENTED, remedy)
     if form.sparse and not functions.is_white:
         raise bad(
-            f"{user}: {form.likelihood!r}",
+            f"{user}: {form.response!r}",
             f"entries of a table with the functions {form.functions!r}",
             "functions that are 'white' with a mean of zero, as in models.factor_analysis",
             "For others give the whole table, with NaN where entries are missing.",

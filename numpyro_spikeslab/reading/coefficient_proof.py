@@ -70,7 +70,7 @@ def is_chain(run: Any, name: str) -> bool:
 
 def find_coefficients(problem: Problem, run: Any, trace: dict[str, Any]) -> CoefficientProof:
     """Find the coefficients of a model, by the inputs on which each part of a run can depend."""
-    inputs, likelihood = problem.inputs, problem.form.likelihood
+    inputs, likelihood = problem.inputs, problem.form.response
     names = [n for n in problem.form.others if _is_candidate(problem, run, trace[n], n)]
     if not names:
         return CoefficientProof((), (), True, ())

@@ -163,7 +163,7 @@ class ColumnsWithout(NamedTuple):
 
 
 def columns_without(
-    problem: Problem,
+    rows: Float[Array, "C N"],
     at: View,
     values: dict[str, Any],
     sites: Sites,
@@ -172,15 +172,16 @@ def columns_without(
 ) -> ColumnsWithout:
     """Integrate coefficients out of the columns of a design.
 
+    :param rows: from :func:`dense_rows`.
     :param at: the model at these values; its observations are the residual of some weights.
     :param parts: the whitened design, split along the covariates, where that is constant.
     """
     relative = at.relative[:, 0]
-    covariates = whitened(dense_rows(problem, values, sites), relative)
+    covariates = whitened(rows, relative)
     standard, y = standardised(sites, at, values), jnp.sqrt(relative) * at.Y[:, 0]
 
     def conditional(basis, inside):
-        inside = inside.reshape(-1, len(basis))[: problem.form.size]
+        inside = inside.reshape(-1, len(basis))[: at.prior.variance.size]
         return of_columns(basis, inside, covariates, y, standard.prior, at.sigma2[0])
 
     if isinstance(design, ChangingDesign):
@@ -270,7 +271,7 @@ def statistics_at(
 
 
 def given_residual(
-    problem: Problem,
+    rows: Float[Array, "C observations"],
     at: View,
     values: dict[str, Any],
     sites: Sites,
@@ -280,10 +281,11 @@ def given_residual(
     """Return dense coefficients at their conditional mean given the weights, or a draw by standard
     normal ``noise``, and the residual.
 
+    :param rows: from :func:`dense_rows`.
     :param residual: observations less their location at the weights and current coefficients.
     """
     precision = jnp.ravel(jnp.broadcast_to(at.precision, residual.shape))
-    standard, rows = standardised(sites, at, values), dense_rows(problem, values, sites)
+    standard = standardised(sites, at, values)
     covariates, y = whitened(rows, precision), jnp.sqrt(precision) * jnp.ravel(residual)
     basis = jnp.linalg.qr(covariates.T)[0].T
     none, one = jnp.zeros((0, len(basis)), y.dtype), jnp.ones((), y.dtype)

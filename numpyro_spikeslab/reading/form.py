@@ -13,13 +13,6 @@ import jax.numpy as jnp
 from numpyro_spikeslab.reading.roles import Role
 from numpyro_spikeslab.reading.sites import Pair
 
-COLUMNS, SHARED, FUNCTIONS, ENTRIES = "columns", "shared", "functions", "entries"
-"""Kinds of features: columns of a design, with one weight each; known ones that all tasks share;
-latent functions; latent functions of a sparse table, whose entries are the observations."""
-
-NORMAL, OTHER = "normal", "other"
-"""Families of a Normal likelihood, and of one that has no augmentation."""
-
 
 class CoefficientSite(NamedTuple):
     """A site of coefficients, with values as arrays of shape (Q, C).
@@ -65,8 +58,8 @@ class Form:
 
     - **pairs** - its spike-and-slab weights; flattened and joined they are the P coordinates.
     - **others** - all other latent sites and the params, without the functions that weights mix.
-    - **likelihood** - the observed site.
-    - **family** - :data:`NORMAL`, the name of an augmentation, or :data:`OTHER`.
+    - **response** - the observed site.
+    - **likelihood** - its :class:`~numpyro_spikeslab.reading.likelihood.AnyDensity`.
     - **functions** - the latent functions that the weights mix, or `None`.
     - **sparse** - whether the observations are the entries of a sparse table.
     - **kernels** - the ``others`` that are parameters of the kernels, and only that.
@@ -89,8 +82,8 @@ class Form:
 
     pairs: tuple[Pair, ...]
     others: tuple[str, ...]
-    likelihood: str = ""
-    family: str = NORMAL
+    response: str = ""
+    likelihood: Any = None
     functions: str | None = None
     sparse: bool = False
     kernels: tuple[str, ...] = ()
@@ -110,9 +103,13 @@ class Form:
     constant_design: bool = False
 
     @property
-    def is_normal(self) -> bool:
-        """Whether the likelihood is Normal, and needs no stand-in."""
-        return self.family == NORMAL
+    def fixed_design(self) -> bool:
+        """Whether the whitened design depends on data alone."""
+        return self.constant_design and self.likelihood.is_fixed
+
+    def is_fixed_by(self, sites: Collection[str]) -> bool:
+        """Whether only these sites and those with a role or of kernels change the view."""
+        return self.likelihood.is_fixed and set(sites).issuperset(self.free)
 
     @property
     def is_design(self) -> bool:
@@ -123,12 +120,6 @@ class Form:
     def shares_features(self) -> bool:
         """Whether all tasks have weights of the same known features."""
         return self.functions is None and self.num_tasks > 1
-
-    @property
-    def kind(self) -> str:
-        if self.functions is None:
-            return COLUMNS if self.is_design else SHARED
-        return ENTRIES if self.sparse else FUNCTIONS
 
     @property
     def size(self) -> int:

@@ -1,46 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The likelihood: the one place that knows that observations are Normal.
+"""Likelihoods: the one place that knows which are Normal, and what stands in for others.
 
-For others a Gaussian stands in; see :class:`~numpyro_spikeslab.algebra.augmentation.StandIn`.
+A likelihood is a class here, or a row of :data:`LINKS` if it is a mixture of Gaussians.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Float
 
+from jax import nn
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
+from jax.scipy.special import ndtr
 
 import numpyro.distributions as dist
 
-from numpyro_spikeslab.algebra.augmentation import StandIn
+from numpyro_spikeslab.algebra.augmentation import (
+    Augmentation,
+    Laplace,
+    Logistic,
+    Probit,
+    StandIn,
+    StudentT,
+)
 from numpyro_spikeslab.algebra.observations import Observations
 from numpyro_spikeslab.algebra.sparse_sums import Entries
 from numpyro_spikeslab.models.primitives import ENTRIES_MARK
-from numpyro_spikeslab.reading.form import COLUMNS, Form
+from numpyro_spikeslab.reading.form import Form
+from numpyro_spikeslab.reading.program import compiled
+from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.priors import WRAPPERS, base_of
 
-
-def is_normal(fn: dist.Distribution) -> bool:
-    """Whether observations are Normal, with independent errors or a joint covariance."""
-    return type(base_of(fn)) in (dist.Normal, dist.MultivariateNormal)
-
-
-def has_density(fn: dist.Distribution) -> bool:
-    """Whether observations are Normal, or each is a number with a density of its own."""
-    return is_normal(fn) or base_of(fn).event_dim == 0
+RARE = 0.02
+"""Share of trials with the rarer outcome, below which auxiliary variables are several times too
+precise: 6 times here, 19 times at a mean count of 1,000 and a concentration of 5."""
 
 
-class Gaussian(NamedTuple):
-    """A Gaussian likelihood, of an observed Normal site or in place of another density.
+# Observations
 
-    All arrays broadcast to the shape of the observations.
+
+class Density(NamedTuple):
+    """The density of observations that are not Normal.
+
+    - **log_prob** - log density of each observation, in their shape.
+    - **fn** - their distribution.
+    """
+
+    log_prob: Any
+    fn: Any
+
+
+class Observed(NamedTuple):
+    """The observations of a site. All arrays broadcast to their shape.
 
     - **value** - the observations.
-    - **predictor**, **scale** - location and standard deviation of their distribution.
+    - **predictor**, **scale** - location and standard deviation of their distribution. If it is not
+      Normal, the predictor is 0 until it is found, and the scale is 1.
     - **count** - how often each counts: masks times ``handlers.scale``.
     - **entries** - the mark of a sparse table: row and column of each observation.
+    - **density** - of observations that are not Normal, else `None`.
     """
 
     value: Array
@@ -48,15 +68,15 @@ class Gaussian(NamedTuple):
     scale: Array
     count: Array  # type: ignore[assignment]
     entries: Entries | None
+    density: Density | None
 
     @classmethod
-    def of(cls, site: dict[str, Any], log_prob: Callable[[Any, Any], Any]) -> "Gaussian":
+    def of(cls, site: dict[str, Any], log_prob: Callable[[Any, Any], Any]) -> "Observed":
         """Make the parts of a site.
 
-        :param log_prob: of a distribution and values. If it is not Normal, the log density of each
-            observation is in the place of the predictor, until that is found, and the scale is 1.
+        :param log_prob: of a distribution and values.
         """
-        fn, value = site["fn"], jnp.asarray(site["value"])
+        fn, value, density = site["fn"], jnp.asarray(site["value"]), None
         base, rank = base_of(fn), jnp.ndim(value)
 
         def aligned(x, event_dim=0):
@@ -72,19 +92,37 @@ class Gaussian(NamedTuple):
             fn = fn.base_dist
         if isinstance(base, dist.MultivariateNormal):
             loc, scale = _independent(base, value)
-        elif is_normal(base):
+        elif Normal.fits(base):
             loc, scale = base.loc, base.scale
         else:
             # what is missing may be NaN, whose slope in other sites would be NaN, too
             allowed = base.support.feasible_like(value).astype(value.dtype)
             seen = value if jnp.size(count) == 1 else jnp.where(count > 0, value, allowed)
-            loc, scale = jnp.broadcast_to(log_prob(base, seen), value.shape), 1.0
+            density = Density(jnp.broadcast_to(log_prob(base, seen), value.shape), base)
+            loc, scale = jnp.zeros((), density.log_prob.dtype), 1.0
         entries = site["infer"].get(ENTRIES_MARK)
         if entries is not None:
             entries = Entries(*(jnp.asarray(x, jnp.int32) for x in entries))
         parts = value, aligned(loc), aligned(scale), count
         value, loc, scale, count = (x.astype(jnp.result_type(loc, float)) for x in parts)
-        return cls(value, loc, scale, count, entries)
+        return cls(value, loc, scale, count, entries, density)
+
+    def seen(self, predictor: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Replace the predictor of what is missing, which may be NaN: its slope would be NaN."""
+        return jnp.where(self.count > 0, predictor, 0)
+
+    def counted(self, log_prob: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Return log densities, each as often as it counts."""
+        return jnp.where(self.count > 0, self.count * log_prob, 0)
+
+    @property
+    def times(self) -> Any:
+        """How often each observation counts, 1 for what is missing."""
+        return jnp.where(self.count > 0, self.count, 1)
+
+    def for_one(self, stand_in: StandIn) -> StandIn:
+        """Return a stand-in for one observation of each that is there as often as it counts."""
+        return stand_in._replace(precision=stand_in.precision / self.times)
 
     def in_tasks(
         self, form: Form, layout: Observations, stand_in: StandIn | None = None
@@ -94,14 +132,14 @@ class Gaussian(NamedTuple):
         :param stand_in: for the density of each observation.
         """
         if stand_in is not None:
-            likelihood = self._replace(value=stand_in.target, scale=stand_in.precision**-0.5)
+            normal = self._replace(value=stand_in.target, scale=stand_in.precision**-0.5)
             log_norm = jnp.sum(jnp.where(self.count > 0, self.count * stand_in.log_norm, 0))
-            return likelihood.in_tasks(form, layout) | {"log_scale": -log_norm}
+            return normal.in_tasks(form, layout) | {"log_scale": -log_norm}
         full = jnp.shape(self.value)
 
         def tasks_last(x):
             # broadcast before columns are flattened
-            return form.tasks_last(jnp.broadcast_to(x, full) if form.kind == COLUMNS else x)
+            return form.tasks_last(jnp.broadcast_to(x, full) if form.is_design else x)
 
         residual = jnp.where(self.count > 0, self.value - self.predictor, 0)
         Y = form.tasks_last(jnp.broadcast_to(residual, full))
@@ -135,3 +173,221 @@ def _independent(fn: dist.MultivariateNormal, value: Any) -> tuple[Any, Any]:
     root = jnp.broadcast_to(fn.scale_tril, shape)
     scale = jnp.diagonal(fn.scale_tril, axis1=-2, axis2=-1)
     return value - scale * solve_triangular(root, residual[..., None], lower=True)[..., 0], scale
+
+
+# Kinds
+
+
+@dataclass(frozen=True)
+class AnyDensity:
+    """The kind of a likelihood, hashable: observations are numbers that have a density. Its
+    subclasses know more.
+
+    - **is_fixed** - whether it is Gaussian in the predictor; for others Gaussians stand in, which
+      change from step to step.
+    - **is_closed** - whether it is so given auxiliary variables, if not without. Fits and draws of
+      latent functions need that.
+    """
+
+    is_fixed: ClassVar[bool] = False
+    is_closed: ClassVar[bool] = False
+
+    def repeated(self) -> "AnyDensity":
+        """Return the kind for observations that may count any number of times."""
+        return self
+
+    def allows(self, problem: Any, values: dict[str, Any], observed: Observed) -> Any:
+        """Test whether the distribution allows each observation."""
+        f = problem.predictor(values)
+        fn = problem.given_predictor(values, f, lambda density: density.fn)
+        return fn.support(observed.value)
+
+    def check_fit(self, problem: Any, values: dict[str, Any]) -> None:
+        """Refuse data that a fit says nothing of, at its start."""
+
+    def at(self, problem: Any, values: dict[str, Any], observed: Observed, f: Any) -> Any:
+        """Return the density at given values of the other sites.
+
+        :param f: the predictor; it matters for rounding alone.
+        """
+        return DensityAt(problem, values, observed)
+
+
+class DensityAt(NamedTuple):
+    """A density at given values of the other sites.
+
+    - **moves_alone** - whether single pairs get Metropolis steps.
+    """
+
+    problem: Any
+    values: dict[str, Any]
+    observed: Observed
+    moves_alone: bool = True
+
+    def log_density(self, f: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Compute the log density of each observation, as often as it counts."""
+        f = self.observed.seen(f)
+        log_prob = self.problem.given_predictor(self.values, f, lambda density: density.log_prob)
+        return self.observed.counted(log_prob)
+
+
+class Normal(AnyDensity):
+    """Normal observations, with independent errors or a joint covariance."""
+
+    is_fixed = is_closed = True
+
+    @staticmethod
+    def fits(fn: dist.Distribution) -> bool:
+        """Whether a distribution is one of these."""
+        return type(base_of(fn)) in (dist.Normal, dist.MultivariateNormal)
+
+    def allows(self, problem: Any, values: dict[str, Any], observed: Observed) -> Any:
+        # XLA would fold constants as large as the data for half a minute
+        return jnp.isfinite(observed.value)
+
+
+def has_density(fn: dist.Distribution) -> bool:
+    """Whether observations are Normal, or each is a number with a density of its own."""
+    return Normal.fits(fn) or base_of(fn).event_dim == 0
+
+
+Counted = Callable[[Any, Any, Any], Augmentation]
+"""Makes an augmentation from a distribution, observations and how often each counts."""
+
+
+class Link(NamedTuple):
+    """A distribution that is a mixture of Gaussians in the predictor, by one of its parameters.
+
+    - **distribution** - its type.
+    - **parameter** - the name of the parameter that the predictor gives.
+    - **function** - that parameter as a function of the predictor.
+    - **mixture** - its augmentation, if each observation counts once.
+    - **repeated** - its augmentation otherwise, with all counts of an observation at once; `None`
+      if there is none.
+    - **shift** - what is added to the predictor before, given the distribution.
+    """
+
+    distribution: type
+    parameter: str
+    function: Callable[[Any], Any]
+    mixture: Counted
+    repeated: Counted | None = None
+    shift: Callable[[Any], Any] = lambda fn: jnp.zeros(())
+
+
+def _trials(fn: Any, y: Any, count: Any) -> Augmentation:
+    return Logistic(count * y, count * fn.total_count)
+
+
+def _failures(fn: Any, y: Any, count: Any) -> Augmentation:
+    return Logistic(count * y, count * (y + fn.concentration))
+
+
+# the draws of a single trial are faster
+_CLASSES = lambda fn, y, count: Logistic(y, 1), lambda fn, y, count: Logistic(count * y, count)
+
+LINKS = (
+    Link(dist.BernoulliLogits, "logits", jnp.asarray, *_CLASSES),
+    Link(dist.BernoulliProbs, "probs", nn.sigmoid, *_CLASSES),
+    Link(dist.BernoulliProbs, "probs", ndtr, lambda fn, y, count: Probit(y)),
+    Link(dist.BinomialLogits, "logits", jnp.asarray, _trials, _trials),
+    Link(dist.BinomialProbs, "probs", nn.sigmoid, _trials, _trials),
+    Link(dist.NegativeBinomialLogits, "logits", jnp.asarray, _failures, _failures),
+    Link(dist.NegativeBinomialProbs, "probs", nn.sigmoid, _failures, _failures),
+    Link(
+        dist.NegativeBinomial2,
+        *("mean", jnp.exp, _failures, _failures),
+        lambda fn: -jnp.log(fn.concentration),
+    ),
+    Link(dist.StudentT, "loc", jnp.asarray, lambda fn, y, count: StudentT(y, fn.df, fn.scale)),
+    Link(dist.Laplace, "loc", jnp.asarray, lambda fn, y, count: Laplace(y, fn.scale)),
+)
+"""The distributions that have an augmentation."""
+
+AUGMENTED = (
+    "Normal, StudentT or Laplace with the location f, Bernoulli, Binomial or "
+    "NegativeBinomialLogits with logits=f, Bernoulli with probs=ndtr(f), or NegativeBinomial2 with "
+    "the mean exp(f)"
+)
+"""What to expect, for errors about a likelihood without an augmentation."""
+
+
+@dataclass(frozen=True)
+class Mixture(AnyDensity):
+    """A mixture of Gaussians in the predictor: Polya-Gamma, or of scales.
+
+    - **many** - whether observations may count any number of times.
+    """
+
+    link: Link
+    many: bool = False
+
+    is_closed = True
+
+    def repeated(self) -> AnyDensity:
+        return AnyDensity() if self.link.repeated is None else Mixture(self.link, many=True)
+
+    def check_fit(self, problem: Any, values: dict[str, Any]) -> None:
+        """Raise if nearly all trials of counts have one outcome, for then effects are lost."""
+
+        def is_rare(values):
+            observed = problem.run(values, of=problem.likelihood)
+            return self.at(problem, values, observed, jnp.zeros(observed.value.shape)).moves_alone
+
+        has_counts = self.many or self.link.mixture is self.link.repeated
+        if has_counts and compiled(is_rare, values, once=True):
+            what = f"CAVI.run: the counts {problem.form.response!r}"
+            got = f"fewer than {RARE:.0%} of their trials with one of the outcomes"
+            expected = "more, or the bound is so loose that no effect is worth it"
+            raise bad(what, got, expected, "Draw with PairedGibbs.")
+
+    def at(self, problem: Any, values: dict[str, Any], observed: Observed, f: Any) -> "MixtureAt":
+        f = observed.seen(f)
+        log_prob, fn = problem.given_predictor(values, f, lambda density: density)
+        y = jnp.where(observed.count > 0, observed.value, 0)
+        count, shift = jnp.broadcast_to(observed.times, f.shape), self.link.shift(fn)
+        make: Any = self.link.repeated if self.many else self.link.mixture
+        mixture = make(fn, y, count)
+        constant = (observed.counted(log_prob) - mixture.log_density(f + shift)) / count
+        return MixtureAt(mixture, shift, constant, observed)
+
+
+class MixtureAt(NamedTuple):
+    """A mixture of Gaussians at given values of the other sites.
+
+    - **mixture** - in the predictor plus a shift, with all counts of an observation at once.
+    - **shift** - the shift.
+    - **constant** - log density of an observation less that of the mixture.
+    """
+
+    mixture: Any
+    shift: Any
+    constant: Any
+    observed: Observed
+
+    @property
+    def moves_alone(self) -> bool | Bool[Array, ""]:
+        """Whether single pairs get Metropolis steps, since nearly all trials of counts have one
+        outcome: auxiliary variables fix the predictor far better than the counts do."""
+        counts, seen = self.mixture, self.observed.count > 0
+        if not isinstance(counts, Logistic) or isinstance(counts.total, int):
+            return False
+        y, total = (jnp.sum(jnp.where(seen, x, 0)) for x in (counts.y, counts.total))
+        return jnp.minimum(y, total - y) < RARE * total
+
+    def log_density(self, f: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Compute the log density up to a constant; unlike NumPyro's it has a slope at 0, too."""
+        return jnp.where(self.observed.count > 0, self.mixture.log_density(f + self.shift), 0)
+
+    def draw(self, key: Array, f: Float[Array, "..."]) -> StandIn:
+        """Draw the auxiliary variables given the predictor."""
+        return self._of(self.mixture.draw(key, self.observed.seen(f) + self.shift))
+
+    def expect(self, mean: Float[Array, "..."], variance: Float[Array, "..."]) -> StandIn:
+        """Return the best stand-in if the predictor has this mean and variance."""
+        return self._of(self.mixture.expect(self.observed.seen(mean) + self.shift, variance))
+
+    def _of(self, stand_in: StandIn) -> StandIn:
+        log_norm = stand_in.log_norm / self.observed.times + self.constant
+        target = stand_in.target - self.shift
+        return self.observed.for_one(StandIn(stand_in.precision, target, log_norm))

@@ -25,7 +25,7 @@ from numpyro.util import not_jax_tracer
 
 from numpyro_spikeslab.models.primitives import MARK, Functions
 from numpyro_spikeslab.reading.form import Form
-from numpyro_spikeslab.reading.likelihood import Gaussian, has_density, is_normal
+from numpyro_spikeslab.reading.likelihood import Observed, has_density
 from numpyro_spikeslab.reading.program import Program, cut_program, trace_program
 from numpyro_spikeslab.reading.sites import (
     SET,
@@ -54,8 +54,7 @@ class PairPrior(NamedTuple):
 class Run(NamedTuple):
     """The results of one run of a model that inference needs, by the names of its sites.
 
-    - **observed**, **fns** - its observed sites of Normal or independent observations, and the
-      distributions of those that are not Normal.
+    - **observed** - its observed sites of Normal or independent observations.
     - **pairs** - the priors of its pairs.
     - **log_probs** - log density of every sample site, summed, but of the pairs' own.
     - **priors** - distributions of its other latent sites.
@@ -63,8 +62,7 @@ class Run(NamedTuple):
     - **functions** - inputs, kernels, prior means and values of the kernels' parameters.
     """
 
-    observed: dict[str, Gaussian]
-    fns: dict[str, Any]
+    observed: dict[str, Observed]
     pairs: dict[str, PairPrior]
     log_probs: dict[str, Array]
     priors: dict[str, Any]
@@ -262,8 +260,7 @@ def _results_of(trace: dict[str, Any], pairs: tuple[Pair, ...], arguments: tuple
     observed = {k: x for k, x in sites.items() if x["is_observed"] and has_density(x["fn"])}
     no_tree = Constraint.tree_flatten
     return Run(
-        observed={k: Gaussian.of(x, log_density) for k, x in observed.items()},
-        fns={k: base_of(x["fn"]) for k, x in observed.items() if not is_normal(x["fn"])},
+        observed={k: Observed.of(x, log_density) for k, x in observed.items()},
         pairs={pair.name: _pair_prior(trace, pair) for pair in pairs},
         log_probs={k: jnp.sum(site_log_prob(x)) for k, x in sites.items()},
         priors={k: x["fn"] for k, x in sites.items() if k in values and k not in functions},
@@ -317,7 +314,7 @@ class Problem:
     """A model, as its description and its program, with its data, the constants.
 
     - **density** - of observations that are not Normal, given the predictor; see
-      :class:`~numpyro_spikeslab.reading.predictor.Density`.
+      :class:`~numpyro_spikeslab.reading.likelihood.Density`.
     """
 
     form: Form = field(metadata={"static": True})
@@ -365,8 +362,8 @@ class Problem:
         return sites, weights, parts
 
     def likelihood(self, run: Any) -> Any:
-        """Return the likelihood of a run, or of the shapes or sources of its results."""
-        return run.observed[self.form.likelihood]
+        """Return the observations of a run, or the shapes or sources of its results."""
+        return run.observed[self.form.response]
 
     def part(self, run: Run, name: str) -> list[Any]:
         """Return noise scales, inclusion probabilities or slab scales, the part of a role."""

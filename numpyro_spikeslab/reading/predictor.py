@@ -6,9 +6,9 @@ and through which alone the density of the observations depends on them: ``X @ w
 ``Poisson(jnp.exp(X @ w))``. One program computes it; another takes it and computes the density.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,47 +16,29 @@ import jax
 from jax.extend.core import Literal
 from jax.interpreters.partial_eval import dce_jaxpr
 import jax.numpy as jnp
-from jax.scipy.special import ndtr
 
 import numpyro.distributions as dist
 
-from numpyro_spikeslab.algebra.augmentation import (
-    Augmentation,
-    Laplace,
-    Logistic,
-    Probit,
-    StudentT,
-)
-from numpyro_spikeslab.reading.form import NORMAL, OTHER
+from numpyro_spikeslab.reading.likelihood import LINKS, AnyDensity, Mixture
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.program import Program, computed
 from numpyro_spikeslab.reading.provenance import Step, called, provenance, union
 
 
-class Density(NamedTuple):
-    """The density of the observations given the predictor.
-
-    - **log_prob** - log density of each observation, in their shape.
-    - **fn** - their distribution.
-    """
-
-    log_prob: Any
-    fn: Any
-
-
 def cuts(problem: Problem) -> Iterator[Problem]:
     """Yield the model with each variable through which alone the likelihood depends on the weights,
     the last one first, as its predictor."""
-    name, program = problem.form.likelihood, problem.program
-    places, tree = program.places(lambda run: Density(run.observed[name].predictor, run.fns[name]))
+    program = problem.program
+    places, tree = program.places(lambda run: problem.likelihood(run).density)
+    (start,), _ = program.places(lambda run: problem.likelihood(run).predictor)
     jaxpr, shape = program.jaxpr, problem.likelihood(program.shapes).value.shape
     results = [jaxpr.outvars[place] for place in places]
     first = len(jaxpr.invars) - len(jax.tree.leaves(program.arguments[1:]))
     for variable in _bottlenecks(jaxpr, results, jaxpr.invars[first:]):
         aval = variable.aval
         if aval.shape == shape and jnp.issubdtype(aval.dtype, jnp.inexact):
-            outvars, (place, *_) = list(jaxpr.outvars), places
-            outvars[place] = variable
+            outvars = list(jaxpr.outvars)
+            outvars[start] = variable
             located = program.rewritten(jaxpr.replace(outvars=outvars))
             after = [x for x in jaxpr.eqns if variable not in x.outvars]
             density = program.rewritten(
@@ -87,79 +69,17 @@ def _is_in(variables: set[Any], operand: Any) -> bool:
     return not isinstance(operand, Literal) and operand in variables
 
 
-_ELEMENTWISE = frozenset(
-    [
-        "abs",
-        "acos",
-        "acosh",
-        "add",
-        "and",
-        "asin",
-        "asinh",
-        "atan",
-        "atan2",
-        "atanh",
-        "bessel_i0e",
-        "bessel_i1e",
-        "cbrt",
-        "ceil",
-        "clamp",
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "cos",
-        "cosh",
-        "digamma",
-        "div",
-        "eq",
-        "erf",
-        "erf_inv",
-        "erfc",
-        "exp",
-        "exp2",
-        "expm1",
-        "floor",
-        "ge",
-        "gt",
-        "igamma",
-        "igammac",
-        "igamma_grad_a",
-        "integer_pow",
-        "is_finite",
-        "le",
-        "lgamma",
-        "log",
-        "log1p",
-        "logistic",
-        "lt",
-        "max",
-        "min",
-        "mul",
-        "ne",
-        "neg",
-        "nextafter",
-        "not",
-        "or",
-        "polygamma",
-        "pow",
-        "regularized_incomplete_beta",
-        "rem",
-        "round",
-        "rsqrt",
-        "select_n",
-        "sign",
-        "sin",
-        "sinh",
-        "sqrt",
-        "square",
-        "stop_gradient",
-        "sub",
-        "tan",
-        "tanh",
-        "xor",
-        "zeta",
-    ]
-)
+# fmt: off
+_ELEMENTWISE = frozenset([
+    "abs", "acos", "acosh", "add", "and", "asin", "asinh", "atan", "atan2", "atanh", "bessel_i0e",
+    "bessel_i1e", "cbrt", "ceil", "clamp", "convert_element_type", "copy", "copy_p", "cos", "cosh",
+    "digamma", "div", "eq", "erf", "erf_inv", "erfc", "exp", "exp2", "expm1", "floor", "ge", "gt",
+    "igamma", "igammac", "igamma_grad_a", "integer_pow", "is_finite", "le", "lgamma", "log",
+    "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "nextafter", "not", "or",
+    "polygamma", "pow", "regularized_incomplete_beta", "rem", "round", "rsqrt", "select_n", "sign",
+    "sin", "sinh", "sqrt", "square", "stop_gradient", "sub", "tan", "tanh", "xor", "zeta",
+])
+# fmt: on
 """Primitives whose results, entry by entry, depend on the same entry of their operands."""
 
 _ALONG = "arg", "concatenate", "cum", "reduce_", "rev", "sort", "squeeze", "stack"
@@ -210,121 +130,57 @@ def _keeps_leading(equation: Any, number: int) -> bool:
     return name in _ELEMENTWISE or name == "slice" or is_reshape
 
 
-class Link(NamedTuple):
-    """How a distribution that has an augmentation depends on the predictor.
+def likelihood_of(problem: Problem) -> AnyDensity:
+    """Return the kind of the likelihood: a mixture, if its link is one of a row of :data:`LINKS`.
 
-    - **parameter** - the name of the parameter that the predictor gives.
-    - **families** - that parameter as a function of the predictor, by the name of the augmentation.
-    - **total** - number of trials of which the predictor is the log odds, given the distribution
-      and the observations.
-    - **shift** - what is added to the predictor before.
-    """
-
-    parameter: str
-    families: dict[str, Callable[[Any], Any]]
-    total: Callable[[Any, Any], Any] = lambda fn, y: 1
-    shift: Callable[[Any], Any] = lambda fn: jnp.zeros(())
-
-
-def _trials(fn: Any, y: Any) -> Any:
-    return fn.total_count
-
-
-def _failures(fn: Any, y: Any) -> Any:
-    return y + fn.total_count
-
-
-LINKS = {
-    dist.BernoulliLogits: Link("logits", {"bernoulli": jnp.asarray}),
-    dist.BernoulliProbs: Link("probs", {"bernoulli": jax.nn.sigmoid, "probit": ndtr}),
-    dist.BinomialLogits: Link("logits", {"logistic": jnp.asarray}, _trials),
-    dist.BinomialProbs: Link("probs", {"logistic": jax.nn.sigmoid}, _trials),
-    dist.NegativeBinomialLogits: Link("logits", {"logistic": jnp.asarray}, _failures),
-    dist.NegativeBinomialProbs: Link("probs", {"logistic": jax.nn.sigmoid}, _failures),
-    dist.NegativeBinomial2: Link(
-        "mean",
-        {"logistic": jnp.exp},
-        lambda fn, y: y + fn.concentration,
-        lambda fn: -jnp.log(fn.concentration),
-    ),
-    dist.StudentT: Link("loc", {"student_t": jnp.asarray}),
-    dist.Laplace: Link("loc", {"laplace": jnp.asarray}),
-}
-"""The distributions that have an augmentation."""
-
-MIXTURES: dict[str, Callable[[Any, Any, Any], Augmentation]] = {
-    # the draws of a single trial are faster
-    "bernoulli": lambda fn, y, count: Logistic(y, 1),
-    "logistic": lambda fn, y, count: Logistic(count * y, count * LINKS[type(fn)].total(fn, y)),
-    "probit": lambda fn, y, count: Probit(y),
-    "student_t": lambda fn, y, count: StudentT(y, fn.df, fn.scale),
-    "laplace": lambda fn, y, count: Laplace(y, fn.scale),
-}
-"""The augmentations by their names, given the distribution, the observations and how often each
-counts."""
-
-AUGMENTED = (
-    "Normal, StudentT or Laplace with the location f, Bernoulli, Binomial or "
-    "NegativeBinomialLogits with logits=f, Bernoulli with probs=ndtr(f), or NegativeBinomial2 with "
-    "the mean exp(f)"
-)
-"""What to expect, for errors about a likelihood without an augmentation."""
-
-MULTIPLE = {NORMAL: NORMAL, "bernoulli": "logistic", "logistic": "logistic"}
-"""Families of observations that may count any number of times; the others have no augmentation."""
-
-_PARAMETERS = ("total_count", "concentration", "df", "scale")
-
-
-def family_of(problem: Problem) -> str:
-    """Return the name of the augmentation of the likelihood, or :data:`OTHER`.
-
-    Its link has the program of the one that the augmentation needs, or both are analytic, and then
-    equal everywhere if they are at generic numbers.
+    It has the program of the one that the augmentation needs, or both are analytic, and then equal
+    everywhere if they are at generic numbers.
     """
     assert problem.density is not None
     density, fn = problem.density, problem.density.shapes.fn
-    if type(fn) not in LINKS:
-        return OTHER
-    name, links, *_ = LINKS[type(fn)]
+    links = [link for link in LINKS if link.distribution is type(fn)]
+    if not links:
+        return AnyDensity()
+    linked = name = links[0].parameter
     if isinstance(fn, dist.NegativeBinomial2):
         density, name = _with_mean(density), "rate"
 
     def parameters(f, values, constants=problem.constants):
         case = replace(problem, density=density, constants=constants)
         fn = case.given_predictor(values, f, lambda density: density.fn)
-        others = [getattr(fn, k) for k in _PARAMETERS if hasattr(fn, k)]
+        others = [getattr(fn, k) for k in fn.arg_constraints if k != linked]
         return jnp.broadcast_to(getattr(fn, name), f.shape), others
 
     values = problem.inputs["values"]
     f = problem.density.arguments[-1]
     sources, others = provenance(parameters, f=f, values=values, constants=problem.constants)
     if sources - {Step("f")} != {"f"} or "f" in union(others):
-        return OTHER
+        return AnyDensity()
     ones = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), values)
     # as many numbers, however few observations there are
     numbers = np.random.default_rng(0).uniform(-30.0, 30.0, (1 + 40 // f.size, *f.shape))
     numbers = numbers.astype(f.dtype)
 
-    def link(f):
+    def function(f):
         return parameters(f, ones)[0]
 
     def slope(f):
-        return jax.jvp(link, (f,), (jnp.ones_like(f),))[1]
+        return jax.jvp(function, (f,), (jnp.ones_like(f),))[1]
 
-    def text(link):
-        return str(dce_jaxpr(jax.make_jaxpr(link)(f).jaxpr, [True])[0])
+    def text(function):
+        return str(dce_jaxpr(jax.make_jaxpr(function)(f).jaxpr, [True])[0])
 
     def agree():
-        got, rtol = jax.vmap(link)(numbers), 64 * jnp.finfo(f.dtype).eps
-        return [jnp.allclose(got, known(numbers), rtol, 0) for known in links.values()]
+        got, rtol = jax.vmap(function)(numbers), 64 * jnp.finfo(f.dtype).eps
+        return [jnp.allclose(got, link.function(numbers), rtol, 0) for link in links]
 
     # a bend has a step in its slope; functions with steps may have no derivative
     if Step("f") in sources or Step("f") in provenance(slope, f=f):
-        agrees = [text(known) == text(link) for known in links.values()]
+        agrees = [text(link.function) == text(function) for link in links]
     else:
         agrees = computed(agree)
-    return next((name for name, agree in zip(links, agrees, strict=True) if agree), OTHER)
+    known = (link for link, agree in zip(links, agrees, strict=True) if agree)
+    return next(map(Mixture, known), AnyDensity())
 
 
 def _with_mean(density: Program) -> Program:

@@ -101,14 +101,12 @@ def find_verdict(
         is_bad = jnp.ravel(counted & ~is_good)
         return jnp.sum(is_bad), jnp.argmax(is_bad)
 
-    bad_values = bad(jnp.isfinite(parts.value))
     verdict = Verdict(
         any_counted=jnp.any(counted),
-        bad_values=bad_values,
+        bad_values=bad(jnp.isfinite(parts.value)),
         bad_offsets=bad(jnp.isfinite(jnp.broadcast_to(parts.predictor, shape))),
         bad_design=bad(is_finite.reshape(shape)),
-        # XLA would fold constants as large as the data for half a minute
-        bad_support=bad_values if form.is_normal else bad(_in_support(problem, values, parts)),
+        bad_support=bad(form.likelihood.allows(problem, values, parts)),
         single=jnp.all((parts.count == 0) | (parts.count == 1)),
         proper=jnp.all((scale > 0) & (scale < jnp.inf)) & jnp.all(jnp.isfinite(log_odds)),
         slab_locs=jnp.stack([jnp.max(jnp.abs(p.loc)) for p in pairs]),
@@ -122,12 +120,6 @@ def find_verdict(
 
 
 probe = jax.jit(find_verdict, static_argnums=1, compiler_options=RUN_ONCE)
-
-
-def _in_support(problem: Problem, values: dict[str, Any], parts: Any) -> Any:
-    """Test whether the distribution of the observations allows their values."""
-    fn = problem.given_predictor(values, problem.predictor(values), lambda density: density.fn)
-    return fn.support(parts.value)
 
 
 def agree(x: Any, y: Any, size: Any) -> Any:

@@ -22,10 +22,10 @@ from numpyro_spikeslab.reading.coefficient_proof import (
     put,
     sources_of_derivative,
 )
-from numpyro_spikeslab.reading.form import NORMAL, OTHER, Form
-from numpyro_spikeslab.reading.likelihood import has_density, is_normal
+from numpyro_spikeslab.reading.form import Form
+from numpyro_spikeslab.reading.likelihood import AnyDensity, Normal, has_density
 from numpyro_spikeslab.reading.model_run import Problem
-from numpyro_spikeslab.reading.predictor import MULTIPLE, bent_by, cuts, family_of
+from numpyro_spikeslab.reading.predictor import bent_by, cuts, likelihood_of
 from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.provenance import NONE, Names, Step, names_of, provenance, union
 from numpyro_spikeslab.reading.roles import ROLES, Role
@@ -70,14 +70,14 @@ def prove(problem: Problem, trace: dict[str, Any], user: str) -> Proof:
     """
     run = provenance(problem.run, **problem.inputs)
     _check_pairs(run, user)
-    likelihood = _find_likelihood(problem, run, trace, user)
-    problem = replace(problem, form=replace(problem.form, likelihood=likelihood))
-    family = NORMAL
-    if is_normal(trace[likelihood]["fn"]):
+    response = _find_response(problem, run, trace, user)
+    problem = replace(problem, form=replace(problem.form, response=response))
+    likelihood: AnyDensity = Normal()
+    if Normal.fits(trace[response]["fn"]):
         _check_parts(problem, run, user)
         slopes = _prove_affine(problem, run, user)
     else:
-        problem, family, slopes = _find_predictor(problem, trace, user)
+        problem, likelihood, slopes = _find_predictor(problem, trace, user)
         run = provenance(problem.run, **problem.inputs)
         _check_parts(problem, run, user)
     design = names_of(slopes, "values")
@@ -88,10 +88,10 @@ def prove(problem: Problem, trace: dict[str, Any], user: str) -> Proof:
         names_of(x, "values") for x in (parts.predictor, parts.scale, parts.count)
     )
     # as the program has it, for along an axis of size 1 the scale cannot change
-    varying = family != NORMAL or shapes.scale.size > 1
+    varying = not likelihood.is_fixed or shapes.scale.size > 1
     plain = replace(
         problem.form,
-        family=MULTIPLE.get(family, OTHER) if count else family,
+        likelihood=likelihood.repeated() if count else likelihood,
         num_features=problem.form.size,
         num_obs=shapes.value.size,
         roles=_find_roles(problem, run, trace),
@@ -130,12 +130,12 @@ def _check_pairs(run: Any, user: str) -> None:
             )
 
 
-def _find_likelihood(problem: Problem, run: Any, trace: dict[str, Any], user: str) -> str:
+def _find_response(problem: Problem, run: Any, trace: dict[str, Any], user: str) -> str:
     """Return the observed site that depends on the weights; refuse others that do."""
     touched = {k: weights for k, names in run.log_probs.items() if (weights := _weights(names))}
     observed = [name for name in touched if trace[name]["is_observed"]]
     latent = [name for name in touched if name not in observed]
-    if latent and (observed or not all(is_normal(trace[name]["fn"]) for name in latent)):
+    if latent and (observed or not all(Normal.fits(trace[name]["fn"]) for name in latent)):
         remedy = "If it is to be predicted, leave it out here, and its inputs."
         if latent[0].endswith("_unobserved"):
             remedy = "For missing observations use `numpyro.handlers.mask`, not `obs_mask`."
@@ -168,22 +168,22 @@ def _find_likelihood(problem: Problem, run: Any, trace: dict[str, Any], user: st
 
 def _find_predictor(
     problem: Problem, trace: dict[str, Any], user: str
-) -> tuple[Problem, str, Names]:
-    """Cut the likelihood at its predictor, and return its family, too.
+) -> tuple[Problem, AnyDensity, Names]:
+    """Cut the likelihood at its predictor, and return its kind, too.
 
     The last affine variable is the predictor, or an earlier one if that has an augmentation.
     """
-    name = problem.form.likelihood
+    name = problem.form.response
     got = f"{user}: the density {type(base_of(trace[name]['fn'])).__name__} of {name!r}"
     slopes = ((cut, *_slopes(cut, provenance(cut.run, **cut.inputs))) for cut in cuts(problem))
-    affine = [(cut, family_of(cut), sources) for cut, bent, sources in slopes if not bent]
+    affine = [(cut, likelihood_of(cut), sources) for cut, bent, sources in slopes if not bent]
     if not affine:
         raise ValueError(
             f"{got} depends on the weights in other ways than through a predictor that is affine "
             "in them and has the shape of the observations, as `X @ w + offset`. Let no other "
             "parameter depend on them, or use another method, such as DiscreteHMCGibbs."
         )
-    chosen = next((each for each in affine if each[1] != OTHER), affine[0])
+    chosen = next((each for each in affine if each[1].is_closed), affine[0])
     if operation := bent_by(chosen[0].density):
         raise ValueError(
             f"{got} is not elementwise in the predictor, because of {operation!r}. Let each "
@@ -195,7 +195,7 @@ def _find_predictor(
 
 def _check_parts(problem: Problem, run: Any, user: str) -> None:
     """Refuse other parts that depend on weights, and a predictor that uses a spike or a slab."""
-    name, parts = problem.form.likelihood, problem.likelihood(run)
+    name, parts = problem.form.response, problem.likelihood(run)
     data = {"observations": parts.value, "rows and columns": union(parts.entries)}
     counts = {"mask or the scale (of handlers.mask, handlers.scale)": parts.count}
     remedy = " Let it depend on other sites, or use another method, such as DiscreteHMCGibbs."
@@ -220,7 +220,7 @@ def _prove_affine(problem: Problem, run: Any, user: str) -> Names:
     bent, sources = _slopes(problem, run)
     if bent:
         raise ValueError(
-            f"{user}: the location of {problem.form.likelihood!r} is not affine in the weights "
+            f"{user}: the location of {problem.form.response!r} is not affine in the weights "
             f"{bent} at all values of the other sites. Write it as `X @ w + offset`; a nonlinear "
             "link needs another method, such as DiscreteHMCGibbs."
         )
@@ -270,7 +270,7 @@ def _find_roles(problem: Problem, run: Any, trace: dict[str, Any]) -> tuple[Role
 def _only_part(problem: Problem, run: Any, name: str, arrays: Any) -> type[Role] | None:
     """Return the kind of role whose part alone depends on a site, without steps."""
     key, parts = ("values", name), problem.likelihood(run)
-    priors = [x for k, x in run.log_probs.items() if k not in (problem.form.likelihood, name)]
+    priors = [x for k, x in run.log_probs.items() if k not in (problem.form.response, name)]
     kinds = [kind for kind, x in arrays.items() if key in union(x)]
     if is_chain(run, name) or len(kinds) != 1 or Step(key) in union(arrays[kinds[0]]):
         return None
@@ -322,6 +322,6 @@ def _about_functions(
         if is_latent(trace, name) and users[name] == {mixed} and name not in of_pairs
     )
     parents = sorted(names_of(run.log_probs[mixed], "values") - {mixed, *kernels})
-    children = [k for k in run.log_probs if k in users[mixed] - {problem.form.likelihood}]
+    children = [k for k in run.log_probs if k in users[mixed] - {problem.form.response}]
     children += [k for k, x in run.pairs.items() if mixed in names_of(union(x), "values")]
     return kernels, tuple(parents), tuple(children)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a user's model once for each data set, or says why it cannot."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import cached_property, partial, wraps
 from math import prod
@@ -14,7 +14,6 @@ import jax.numpy as jnp
 
 import numpyro.distributions as dist
 
-from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.coefficients import Split, TaskStatistics, split, whitened
 from numpyro_spikeslab.algebra.flips import Sweeps
 from numpyro_spikeslab.algebra.observations import Grid, Observations, Sparse
@@ -103,16 +102,14 @@ class Reading:
             "call outside, or bind indices, entries and masks, `functools.partial(model, X)`."
         )
 
-    def view(
-        self, values: dict[str, Any], weights: Any = None, stand_in: StandIn | None = None
-    ) -> View:
+    def view(self, values: dict[str, Any]) -> View:
         """Return the model at given values."""
-        return view(self.problem, values, weights, self.layout, stand_in)
+        return view(self.problem, values, None, self.layout)
 
     @property
     def base(self) -> View | None:
         """The view, as large as the data, if only sites with a role or of kernels change it."""
-        if self.form.free or not self.form.is_normal:
+        if not self.form.is_fixed_by(()):
             return None
         with outside_transformations(self.problem.constants):
             return _view(self.problem, self.generic, None, self.layout)
@@ -155,7 +152,7 @@ class Reading:
         """The whitened design, `None` if it depends on other sites, on a stand-in for the
         likelihood, or features are shared."""
         form = self.form
-        if not form.is_design or not (form.constant_design and form.is_normal):
+        if not form.is_design or not form.fixed_design:
             return None
         return _design(self.problem, self.generic, self.block_size)
 
@@ -197,8 +194,7 @@ class Reading:
     def task_statistics(self) -> TaskStatistics | None:
         """Statistics of tasks with coefficients of their own, where no other site changes them."""
         form, sites = self.form, {each.site for each in self.form.of_tasks}
-        constant = form.is_normal and sites.issuperset(form.free)
-        if not form.shares_features or not sites or not constant:
+        if not form.shares_features or not sites or not form.is_fixed_by(sites):
             return None
         return _statistics(self.problem, self.generic, self.features, self.covariates)
 
@@ -213,6 +209,22 @@ class Reading:
         """The precision that flips and swaps of spikes need, decided with a warning if the other
         draws of a step need more than single precision."""
         return sweeps_of(self)
+
+    @from_data
+    def dense(self) -> dict[str, Any]:
+        """Rows of coefficients that are one dense vector, by their names, if data alone tell."""
+        tells = self.form.constant_covariates and not self.form.of_tasks
+        return _dense(self.problem, self.generic) if tells and self.form.coefficients else {}
+
+    def dense_at(self, values: dict[str, Any], names: Collection[str]) -> Any:
+        """The joined rows of those coefficients at given values of the other sites."""
+        form = self.form
+        sites = () if form.of_tasks else form.coefficient_sites(names)
+        if not sites:
+            return None
+        if not self.dense:
+            return dense_rows(self.problem, values, sites)
+        return jnp.concatenate([self.dense[each.site] for each in sites])
 
     def rows_at(self, values: dict[str, Any]) -> Float[Array, "P N"]:
         """The design before whitening at given values of the other sites."""
@@ -230,6 +242,12 @@ _view = jax.jit(view)
 _rows = jax.jit(design_rows)
 _features = jax.jit(shared_features)
 _covariates = jax.jit(shared_covariates)
+
+
+@jax.jit
+def _dense(problem, values):
+    sites = problem.form.coefficient_sites(problem.form.coefficients)
+    return {each.site: dense_rows(problem, values, (each,)) for each in sites}
 
 
 @partial(jax.jit, static_argnums=2)

@@ -27,14 +27,14 @@ def sweeps_of(reading: Any) -> Sweeps:
     """
     form = reading.form
     is_double = jnp.result_type(float) == np.float64
-    if is_double or not form.is_design or form.groups is not None or not form.is_normal:
+    if is_double or not form.is_design or form.groups is not None or not form.likelihood.is_fixed:
         return Sweeps.AS_PROGRAM
     if not are_concrete((reading.problem.constants, reading.params)):
         return Sweeps.AS_REQUIRED
     noise, ratio, rounding = _ratios(reading)
     if max(EPS * ratio, rounding) > MAX_PAIR_ROUNDING:
         warnings.warn(
-            f"The noise of {form.likelihood!r}, {noise:.2g}, is close to the rounding errors of "
+            f"The noise of {form.response!r}, {noise:.2g}, is close to the rounding errors of "
             "single precision, so inclusion probabilities may be wrong. Call "
             "`numpyro.enable_x64()` before the data become arrays of JAX.",
             stacklevel=2,

@@ -10,7 +10,6 @@ import jax
 from jax.extend.core import Literal
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.observations import Grid, Observations
 from numpyro_spikeslab.algebra.pairs import (
     CHANGING_BLOCK_SIZE,
@@ -19,6 +18,7 @@ from numpyro_spikeslab.algebra.pairs import (
     block_design,
 )
 from numpyro_spikeslab.reading.form import Form
+from numpyro_spikeslab.reading.likelihood import Observed
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.provenance import called
 
@@ -81,34 +81,41 @@ def view(
     values: dict[str, Any],
     weights: dict[str, Any] | None = None,
     layout: Observations | None = None,
-    stand_in: StandIn | None = None,
-    predictor: Any = None,
+    moments: tuple[Any, Any] | None = None,
 ) -> View:
     """Run the model at given values.
 
     :param layout: of the observations, by default a whole table.
-    :param stand_in: for the density of observations that are not Normal.
-    :param predictor: of the observations, where it is known.
+    :param moments: mean and variance of the predictor at these weights, for which Gaussians stand
+        in for the likelihood.
     """
-    form, run = problem.form, problem.run(values, weights)
+    form, stand_in = problem.form, None
     layout = layout or Grid(form.table)
-    likelihood = problem.likelihood(run)
-    if predictor is not None:
-        likelihood = likelihood._replace(predictor=predictor)
-    elsewhere = {form.likelihood, form.functions, *form.kernels}
+    observed, rest = observe(problem, values, weights)
+    if moments is not None:
+        stand_in = form.likelihood.at(problem, values, observed, moments[0]).expect(*moments)
+        if form.is_design:
+            observed = observed._replace(predictor=moments[0])
+    return View(**observed.in_tasks(form, layout, stand_in), **rest, layout=layout)
+
+
+def observe(
+    problem: Problem, values: dict[str, Any], weights: dict[str, Any] | None = None
+) -> tuple[Observed, dict[str, Any]]:
+    """Run the model; return its observations, and the other fields of a view."""
+    form, run = problem.form, problem.run(values, weights)
+    elsewhere = {form.response, form.functions, *form.kernels}
     elsewhere |= {role.site for role in form.roles_with_mode}
     log_probs = [x for name, x in run.log_probs.items() if name not in elsewhere]
     pairs = [run.pairs[pair.name] for pair in form.pairs]
     log_odds = jnp.concatenate([jnp.ravel(prior.log_odds) for prior in pairs])
     scale = jnp.concatenate([jnp.ravel(prior.scale) for prior in pairs])
-    return View(
-        **likelihood.in_tasks(form, layout, stand_in),
-        prior=Prior(log_odds.reshape(form.shape), scale.reshape(form.shape) ** 2),
-        priors=run.priors,
-        log_density=sum(log_probs, start=jnp.zeros(())),
-        layout=layout,
-        links=_links(problem, values) if form.links else None,
-    )
+    return problem.likelihood(run), {
+        "prior": Prior(log_odds.reshape(form.shape), scale.reshape(form.shape) ** 2),
+        "priors": run.priors,
+        "log_density": sum(log_probs, start=jnp.zeros(())),
+        "links": _links(problem, values) if form.links else None,
+    }
 
 
 def _links(problem: Problem, values: dict[str, Any]) -> Any:
@@ -231,7 +238,7 @@ def whitened_design(
 
     :param relative: relative precisions of the observations.
     """
-    constant = form.constant_design and form.is_normal
+    constant = form.fixed_design
     # rows without an observation may be NaN
     rows = jnp.where(relative > 0, rows, 0)
     size = block_size if constant else CHANGING_BLOCK_SIZE

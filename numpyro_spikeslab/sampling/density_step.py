@@ -20,7 +20,6 @@ Gibbs samplers*).
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int
@@ -38,11 +37,10 @@ from numpyro_spikeslab.algebra.pair_metropolis import (
 )
 from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.partition import Partition
-from numpyro_spikeslab.reading.coefficient_rows import dense_rows, standardised
-from numpyro_spikeslab.reading.form import COLUMNS, OTHER, Form
+from numpyro_spikeslab.reading.form import Form
+from numpyro_spikeslab.reading.likelihood import DensityAt
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import MAX_GRAM
-from numpyro_spikeslab.reading.stand_in import augmented, log_likelihood, per_count
 from numpyro_spikeslab.sampling.pair_draws import PairDraws, draw_pairs, gram_at
 from numpyro_spikeslab.sampling.scale_draws import Current
 from numpyro_spikeslab.support.messages import bad
@@ -76,8 +74,9 @@ class AdaptState(NamedTuple):
     - **i** - number of steps so far.
     - **num_warmup** - number of steps of the warm-up.
     - **moments** - running moments of the predictor and of the slopes of the log density.
+    - **log_density** - of the observations at the start of the chain.
     - **accept_prob** - acceptance probability of the step; 1 for a local one, 0 if the Gaussian
-      could not move the pairs. Before the first step it is the log density if this is not finite.
+      could not move the pairs.
     - **mean_accept_prob**, **num_tried** - mean of those of the warm-up with the Gaussian, and
       their number.
     - **gram** - :func:`~numpyro_spikeslab.sampling.pair_draws.gram_at` under the Gaussian, made
@@ -86,6 +85,7 @@ class AdaptState(NamedTuple):
 
     i: Array
     num_warmup: Array
+    log_density: Float[Array, ""]
     moments: LearntMoments
     accept_prob: Float[Array, ""]
     mean_accept_prob: Float[Array, ""]
@@ -99,29 +99,28 @@ class AdaptState(NamedTuple):
         :raises ValueError: if weights that need others lack auxiliary variables.
         """
         form, predictor, gram = now.reading.form, predictor_of(now, {}), None
-        if form.family == OTHER and form.pairs[0].heredity is not None:
+        if form.pairs[0].heredity is not None and not form.likelihood.is_closed:
             remedy = "Counts may be negative binomial."
             raise bad(f"{user}: heredity", "a likelihood such as Poisson's", "None", remedy)
-        total = jnp.sum(log_likelihood(now.reading.problem, now.values, predictor))
-        zero = jnp.zeros((), predictor.dtype)
+        density = DensityAt(now.reading.problem, now.values, now.observed)
+        total, zero = jnp.sum(density.log_density(predictor)), jnp.zeros((), predictor.dtype)
         covariates_stay = form.constant_covariates or not form.coefficient_sites(now.own)
         stays = form.constant_design and covariates_stay and form.size <= MAX_GRAM
         if has_gaussian_steps(form, moves) and stays:
             gram = jnp.zeros((form.size, form.size), predictor.dtype)
         counts = jnp.array(0), jnp.asarray(num_warmup, int)
-        start = jnp.where(jnp.isfinite(total), zero + 1, total)
-        return cls(*counts, LearntMoments.zero(predictor), start, zero, zero, gram)
+        return cls(*counts, total, LearntMoments.zero(predictor), zero + 1, zero, zero, gram)
 
     def check(self, form: Form, user: str) -> None:
         """Check the state of one chain or of many before the first step.
 
         :raises ValueError: if the density is not finite there.
         """
-        if not are_concrete(self.accept_prob) or jnp.all(self.accept_prob == 1):
+        if not are_concrete(self.log_density) or jnp.all(jnp.isfinite(self.log_density)):
             return
         raise bad(
-            f"{user}: the log density of {form.likelihood!r} at the start",
-            self.accept_prob[self.accept_prob != 1].ravel()[0],
+            f"{user}: the log density of {form.response!r} at the start",
+            self.log_density[~jnp.isfinite(self.log_density)].ravel()[0],
             "a finite number",
             "Scale the columns, or give a start near the data as `init_params`.",
         )
@@ -182,7 +181,7 @@ class AdaptState(NamedTuple):
 
 def has_gaussian_steps(form: Form, moves: bool) -> bool:
     """Whether the pairs have a reversible draw under a Gaussian; one pair alone has none."""
-    return form.kind == COLUMNS and form.groups is None and moves and form.size > 1
+    return form.is_design and form.groups is None and moves and form.size > 1
 
 
 def predictor_of(now: Current, sites: dict[str, Any]) -> Float[Array, "..."]:
@@ -195,8 +194,42 @@ def predictor_of(now: Current, sites: dict[str, Any]) -> Float[Array, "..."]:
 
 def with_auxiliaries(key: Array, now: Any) -> Any:
     """Return the model with the likelihood that auxiliary variables, drawn here, make Gaussian."""
+    likelihood = now.reading.form.likelihood
+    if likelihood.is_fixed:
+        return now
     f = predictor_of(now, {})
-    return now.with_stand_in(augmented(now.reading.problem, now.values, f).draw(key, f))
+    mixture = likelihood.at(now.reading.problem, now.values, now.observed, f)
+    return now.with_stand_in(mixture.draw(key, f))
+
+
+class Start(NamedTuple):
+    """The model at the start of a step.
+
+    - **now** - the model, with any stand-in for the likelihood.
+    - **rows** - the columns of the design, as rows; `None` where tasks share features.
+    - **density** - the likelihood at the values of the other sites.
+    - **f** - the predictor.
+    """
+
+    now: Current
+    rows: Float[Array, "P N"] | None
+    density: Any
+    f: Float[Array, "..."]
+
+    @classmethod
+    def of(cls, now: Current) -> "Start":
+        """Compute what the branches of a step share, for they may not store it."""
+        form, problem, f = now.reading.form, now.reading.problem, predictor_of(now, {})
+        rows = now.reading.rows_at(now.values) if form.is_design else None
+        return cls(now, rows, form.likelihood.at(problem, now.values, now.observed, f), f)
+
+    def flat_density(self, f: Float[Array, " N"]) -> Float[Array, " N"]:
+        """Compute the log density of each observation, flattened."""
+        return jnp.ravel(self.density.log_density(f.reshape(self.f.shape)))
+
+    def where_seen(self, rows: Float[Array, "K N"]) -> Float[Array, "K N"]:
+        """Set to 0 what may be NaN where nothing is observed."""
+        return jnp.where(self.now.at.relative[:, 0] > 0, rows, 0)
 
 
 def draw_with_density(
@@ -209,41 +242,22 @@ def draw_with_density(
     """
     key_kind, key_local, key_accept, *others, key_slice = random.split(key, 6)
     keys, keys_slice = (others[0], others[1]), random.split(key_slice)
-    form, problem = now.reading.form, now.reading.problem
-    f = predictor_of(now, {})
+    start, form = Start.of(now), now.reading.form
+    f, density = start.f, start.density.log_density
     learnt, gaussian = adapt.moments.stand_in(), jnp.array(False)
-    # before the branches, which may not store them
-    rows: Any = now.reading.rows_at(now.values) if form.kind == COLUMNS else None
-    density: Any = partial(log_likelihood, problem, now.values)
-    if form.family != OTHER:
-        mixture = augmented(problem, now.values, f)
-        density = mixture.log_density
 
     def under(learnt):
-        return now.with_stand_in(per_count(problem, now.values, learnt))
+        return now.with_stand_in(now.observed.for_one(learnt))
 
     def proposed():
         return draw_pairs(keys, under(learnt), moves, False, adapt.gram)
 
-    def pairs():
-        def single():
-            return metropolis(key_local, now, rows, density, f)
-
-        def given_auxiliaries():
-            return draw_pairs(keys, now.with_stand_in(mixture.draw(key_local, f)), moves)
-
-        if form.family == OTHER:
-            return single()
-        if form.kind != COLUMNS or form.pairs[0].heredity is not None or not mixture.has_counts:
-            return given_auxiliaries()
-        return lax.cond(mixture.is_rare, single, given_auxiliaries)
-
     def local():
-        drawn, number = pairs(), adapt.num_slices(keys_slice[0])
-        if form.kind != COLUMNS:
+        drawn, number = draw_locally(key_local, keys, start, moves), adapt.num_slices(keys_slice[0])
+        if not form.is_design:
             return drawn
-        at = now, drawn.sites, rows, density, learnt.precision
-        return drawn._replace(sites=slice_all(keys_slice[1], number, *at))
+        sites = slice_all(keys_slice[1], number, start, drawn.sites, learnt.precision)
+        return drawn._replace(sites=sites)
 
     if has_gaussian_steps(form, moves):
         gaussian = adapt.takes_gaussian(key_kind)
@@ -272,13 +286,28 @@ def draw_with_density(
     return PairDraws(sites, inclusion, drawn.squares), adapt
 
 
+def draw_locally(key: Array, keys: tuple[Array, Array], start: Start, moves: bool) -> PairDraws:
+    """Draw pairs and coefficients given auxiliary variables, or by Metropolis steps."""
+    now, form, alone = start.now, start.now.reading.form, start.density.moves_alone
+
+    def single():
+        return metropolis(key, start)
+
+    def given_auxiliaries():
+        return draw_pairs(keys, now.with_stand_in(start.density.draw(key, start.f)), moves)
+
+    if isinstance(alone, bool):
+        return single() if alone else given_auxiliaries()
+    if not form.is_design or form.pairs[0].heredity is not None:
+        return given_auxiliaries()
+    return lax.cond(alone, single, given_auxiliaries)
+
+
 def slice_all(
     key: Array,
     number: Int[Array, ""],
-    now: Current,
+    start: Start,
     sites: dict[str, Any],
-    rows: Float[Array, "P N"],
-    density: Any,
     precision: Float[Array, "..."],
 ) -> dict[str, Any]:
     """Move coefficients and included weights together, by some :func:`slice_along`.
@@ -287,18 +316,12 @@ def slice_all(
     :param precision: of the learnt Gaussian.
     :return: the sites, of which slabs and coefficients have changed.
     """
+    now, rows = start.now, start.rows
+    assert rows is not None
     (spikes,), (slabs,) = now.weights(sites)
-    form, values, f = now.reading.form, now.values | sites, predictor_of(now, sites)
-    variance, own, u = now.at.prior.variance[0], form.coefficient_sites(now.own), slabs[:0]
-    covariates = rows[:0]
-    if own:
-        standard = standardised(own, now.at, values)
-        u = standard.prior.deviation[0]
-        covariates = standard.prior.rows(dense_rows(now.reading.problem, values, own))[0]
-    seen, ones = now.at.relative[:, 0] > 0, jnp.ones_like(u)
-
-    def flat(x):
-        return jnp.ravel(density(x.reshape(f.shape)))
+    variance, f = now.at.prior.variance[0], predictor_of(now, sites)
+    covariates, u, values_at = now.coefficients(now.values | sites)
+    ones = jnp.ones_like(u)
 
     def turn(_, carry):
         key, slabs, u, f = carry
@@ -308,48 +331,35 @@ def slice_all(
         members = lax.top_k(order, min(MAX_MOVED, spikes.size))[1]
         parts = rows[members], spikes[members] > 0, slabs[members], variance[members]
         others = covariates, ones > 0, u, ones
-        x, included, start, spread = (jnp.concatenate(x) for x in zip(parts, others, strict=True))
-        # rows may be NaN where nothing is observed
-        x = jnp.where(seen, x, 0)
-        learnt = flat, jnp.ravel(precision)
-        end, f = slice_along(key_slice, x, included, start, spread, f, *learnt)
+        x, included, at, spread = (jnp.concatenate(x) for x in zip(parts, others, strict=True))
+        learnt = start.flat_density, jnp.ravel(precision)
+        end, f = slice_along(key_slice, start.where_seen(x), included, at, spread, f, *learnt)
         return key, slabs.at[members].set(end[: members.size]), end[members.size :], f
 
     _, slabs, u, _ = lax.fori_loop(0, number, turn, (key, slabs, u, jnp.ravel(f)))
-    moved = form.split(slabs, "{}_slab") | (standard.values(u[None]) if own else {})
+    moved = now.reading.form.split(slabs, "{}_slab") | values_at(u)
     return sites | {k: x.astype(sites[k].dtype) for k, x in moved.items()}
 
 
-def metropolis(
-    key: Array, now: Current, rows: Float[Array, "P N"], density: Any, f: Float[Array, "..."]
-) -> PairDraws:
+def metropolis(key: Array, start: Start) -> PairDraws:
     """Draw pairs, and coefficients as weights that are always included, by Metropolis steps."""
-    reading, at, form = now.reading, now.at, now.reading.form
-    problem, sites = reading.problem, form.coefficient_sites(now.own)
+    now, form = start.now, start.now.reading.form
     (spikes,), (slabs,) = now.weights()
-    prior = Prior(*(x[0] for x in at.prior))
-    spikes_of = [*(range(form.size) if form.groups is None else form.groups)]
-    if sites:
-        standard = standardised(sites, at, now.values)
-        deviation, scales = standard.prior.deviation[0], jnp.ones_like(standard.prior.deviation[0])
-        covariates = standard.prior.rows(dense_rows(problem, now.values, sites))[0]
-        rows = jnp.concatenate([rows, covariates])
-        spikes, slabs = jnp.concatenate([spikes, scales]), jnp.concatenate([slabs, deviation])
-        prior = Prior(
-            jnp.concatenate([prior.log_odds, scales * jnp.inf]),
-            jnp.concatenate([prior.variance, scales]),
-        )
-        spikes_of += range(form.size, len(rows))
-    # rows may be NaN where nothing is observed
-    rows = jnp.where(at.relative[:, 0] > 0, rows, 0)
-
-    def flat(x):
-        return jnp.ravel(density(x.reshape(f.shape)))
-
-    start = PairState(spikes.astype(int), slabs, jnp.ravel(f))
-    new, _ = metropolis_sweep(key, rows, flat, start, prior, Partition.of_spikes(spikes_of))
+    covariates, u, values_at = now.coefficients(now.values)
+    ones = jnp.ones_like(u)
+    log_odds, variance = (x[0] for x in now.at.prior)
+    prior = Prior(jnp.concatenate([log_odds, ones * jnp.inf]), jnp.concatenate([variance, ones]))
+    assert start.rows is not None
+    rows = start.where_seen(jnp.concatenate([start.rows, covariates]))
+    spikes_of = [*(form.groups or range(form.size)), *range(form.size, len(rows))]
+    state = PairState(
+        jnp.concatenate([spikes, ones]).astype(int),
+        jnp.concatenate([slabs, u]),
+        jnp.ravel(start.f),
+    )
+    sets = Partition.of_spikes(spikes_of)
+    new, _ = metropolis_sweep(key, rows, start.flat_density, state, prior, sets)
     spikes, slabs = new.spikes[: form.size], new.slabs[: form.size]
     values = form.split_spikes(spikes) | form.split(slabs, "{}_slab")
-    if sites:
-        values |= standard.values(new.slabs[None, form.size :])
-    return PairDraws(values, spikes.astype(slabs.dtype), jnp.zeros_like(at.sigma2))
+    values |= values_at(new.slabs[form.size :])
+    return PairDraws(values, spikes.astype(slabs.dtype), jnp.zeros_like(now.at.sigma2))

@@ -193,10 +193,8 @@ class LatentGibbs(BlockKernel):
     def _step(self, reading: Reading, values: dict[str, Any], state: Any) -> LatentGibbsState:
         keys = random.split(state.rng_key, 6)
         rng_key, key_weights, key_recruit, key_functions, key_numbers, key_auxiliaries = keys
-        step = LatentStep.of(reading, values, state.z)
-        if not reading.form.is_normal:
-            # drawn afresh in each step, and not seen by other blocks
-            step = with_auxiliaries(key_auxiliaries, step)
+        # auxiliary variables are drawn afresh in each step, and not seen by other blocks
+        step = with_auxiliaries(key_auxiliaries, LatentStep.of(reading, values, state.z))
         (spikes, slabs), inclusion = step.weights(), state.inclusion_probabilities
         if step.owns_weights:
             spikes, slabs, inclusion = step.draw_weights(key_weights, (spikes, slabs))

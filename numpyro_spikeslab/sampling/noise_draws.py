@@ -20,8 +20,6 @@ from numpyro_spikeslab.algebra.flips import Sweeps
 from numpyro_spikeslab.algebra.pairs import Design, in_parts, predictor
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.algebra.variates import normal, uniform
-from numpyro_spikeslab.reading.coefficient_rows import dense_rows, standardised
-from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.roles import NoiseRole, Tally
 from numpyro_spikeslab.sampling.scale_draws import Current
 from numpyro_spikeslab.support.precision import within_single
@@ -60,7 +58,7 @@ def draw_noise(key: Array, now: Current, sweeps: Sweeps) -> Current:
     A Metropolis step, made only if more weights are included than half the observations.
     """
     reading, at, form, num_obs = now.reading, now.at, now.reading.form, len(now.at.Y)
-    if form.kind != COLUMNS or not now.roles(NoiseRole) or num_obs > min(form.size, MAX_OBS):
+    if not form.is_design or not now.roles(NoiseRole) or num_obs > min(form.size, MAX_OBS):
         return now
     (role,), relative, (spikes, slabs) = now.roles(NoiseRole), at.relative[:, 0], now.weights()
     index, value, scales = now.index(role), now.values[role.site], jnp.sqrt(at.prior.variance[0])
@@ -70,13 +68,9 @@ def draw_noise(key: Array, now: Current, sweeps: Sweeps) -> Current:
         design = reading.design_at(now.values, relative)
 
     def step():
-        target = jnp.sqrt(relative) * at.Y[:, 0]
-        covariates = jnp.zeros((0, num_obs), target.dtype)
-        if sites := form.coefficient_sites(now.own):
-            prior = standardised(sites, at, now.values).prior
-            rows = prior.rows(dense_rows(reading.problem, now.values, sites))[0]
-            covariates = whitened(rows, relative)
-            target += prior.deviation[0] @ covariates
+        rows, deviation, _ = now.coefficients(now.values)
+        covariates = whitened(rows, relative)
+        target = jnp.sqrt(relative) * at.Y[:, 0] + deviation @ covariates
         ends = np.cumsum([1, index.size, form.size, len(covariates)])
         level, *numbers = jnp.split(uniform(key, (int(ends[-1]) + num_obs,), target.dtype), ends)
         change, *numbers = map(normal, numbers)

@@ -39,12 +39,10 @@ from numpyro_spikeslab.algebra.variates import logistic_and_normal
 from numpyro_spikeslab.models.primitives import weights
 from numpyro_spikeslab.reading.coefficient_rows import (
     columns_without,
-    dense_rows,
     given_residual,
     joined,
     tasks_without,
 )
-from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.sampling.scale_draws import Current
 
@@ -83,7 +81,7 @@ def draw_pairs(
     :param sweeps: the precision of these moves.
     """
     form = now.reading.form
-    if form.kind == COLUMNS:
+    if form.is_design:
         drawn, draw_coefficients = _draw_columns(keys[0], now, moves, single, gram, sweeps)
     else:
         drawn, draw_coefficients = _draw_table(keys[0], now)
@@ -98,9 +96,8 @@ def gram_at(now: Current) -> Float[Array, "P P"]:
     """Compute the products of the whitened columns outside of the span of the covariates."""
     reading, relative = now.reading, now.at.relative[:, 0]
     rows = reading.design_at(now.values, relative).rows
-    if sites := reading.form.coefficient_sites(now.own):
-        covariates = dense_rows(reading.problem, now.values, sites)
-        rows = split(rows, whitened(covariates, relative)).outside
+    if now.covariates is not None:
+        rows = split(rows, whitened(now.covariates, relative)).outside
     rows = rows.reshape(-1, rows.shape[-1])[: reading.form.size]
     return rows @ rows.T
 
@@ -133,7 +130,7 @@ def _draw_columns(
         gram = reading.gram_outside if sites else reading.gram
     if sites:
         # integrated out, for given them a column that is far from centred hardly ever gets in
-        columns = columns_without(reading.problem, at, now.values, sites, design, reading.split)
+        columns = columns_without(now.covariates, at, now.values, sites, design, reading.split)
         design, target = columns.design, columns.residual
         assert isinstance(design, Design)
         if gram is not None:
@@ -192,7 +189,7 @@ def _draw_table(key: Array, now: Current) -> tuple[Draws, DrawCoefficients]:
         noise = random.normal(key, value.shape, value.dtype)
         if tasks is None:
             residual = at.residual(w, phi)
-            new, residual = given_residual(reading.problem, at, now.values, sites, residual, noise)
+            new, residual = given_residual(now.covariates, at, now.values, sites, residual, noise)
             return new, at.squares(residual)
         _, new = tasks.given(w, noise)
         rows = jnp.concatenate([reading.covariates[each.site] for each in sites])

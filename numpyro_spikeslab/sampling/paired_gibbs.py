@@ -124,7 +124,7 @@ class PairedGibbs(BlockKernel):
 
     def _start(self, reading, values, z, num_warmup, rng_key) -> PairedGibbsState:
         adapt_state = None
-        if not reading.form.is_normal:
+        if not reading.form.likelihood.is_fixed:
 
             def begin(values, z):
                 now = Current.of(reading, values, z)
@@ -145,7 +145,7 @@ class PairedGibbs(BlockKernel):
         key_coefficients, *keys = random.split(key_others, 3)
         form, adapt_state = reading.form, state.adapt_state
         now = Current.of(reading, values, state.z)
-        if form.is_normal:
+        if adapt_state is None:
             if self._collapsed:
                 now = draw_noise(key_noise, now, state.sweeps)
             keys_of_pairs = key, key_coefficients

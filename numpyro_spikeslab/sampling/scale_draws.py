@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws of noise scales, inclusion probabilities and slab scales, given the weights."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +11,11 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.augmentation import StandIn
+from numpyro_spikeslab.reading.coefficient_rows import standardised
+from numpyro_spikeslab.reading.likelihood import Observed
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.roles import Index, Role, SlabRole, Tally, draw_sites
-from numpyro_spikeslab.reading.view import View
+from numpyro_spikeslab.reading.view import View, observe
 
 
 @dataclass(frozen=True)
@@ -20,23 +23,45 @@ class Current:
     """A model at the current values of its sites.
 
     - **own** - names of the sites that a kernel draws.
+    - **observed** - the observations, and their location at weights of zero.
     - **at** - the view at these values and weights of zero.
+    - **covariates** - rows in the location of the coefficients that the kernel draws, if these are
+      one dense vector.
     """
 
     reading: Reading
     values: dict[str, Any]
     own: frozenset[str]
+    observed: Observed
     at: View
+    covariates: Any
 
     @classmethod
     def of(cls, reading: Reading, values: dict[str, Any], z: dict[str, Any]) -> Any:
         """Run the model at the values of other blocks' sites, and ``z`` of the kernel's."""
         values = reading.generic | reading.params | values | z
-        return cls(reading, values, frozenset(z), reading.view(values))
+        observed, rest = observe(reading.problem, values)
+        fields = observed.in_tasks(reading.form, reading.layout)
+        at = View(**fields, **rest, layout=reading.layout)
+        return cls(reading, values, frozenset(z), observed, at, reading.dense_at(values, z))
 
     def with_stand_in(self, stand_in: StandIn) -> Any:
         """Return the model with a stand-in for the density of the observations."""
-        return replace(self, at=self.reading.view(self.values, None, stand_in))
+        fields = self.observed.in_tasks(self.reading.form, self.reading.layout, stand_in)
+        return replace(self, at=self.at._replace(**fields))
+
+    def coefficients(
+        self, values: dict[str, Any]
+    ) -> tuple[Float[Array, "C N"], Float[Array, " C"], Callable[[Any], dict[str, Any]]]:
+        """Return the kernel's coefficients as weights that are always included: the rows that they
+        multiply in the location, their deviations from the prior, and the way back to values."""
+        at, sites = self.at, self.reading.form.coefficient_sites(self.own)
+        if not sites:
+            none = jnp.zeros((0, len(at.Y)), at.Y.dtype)
+            return none, none[:, 0], lambda u: {}
+        standard = standardised(sites, at, values)
+        rows = standard.prior.rows(self.covariates)
+        return rows[0], standard.prior.deviation[0], lambda u: standard.values(u[None])
 
     def roles(self, kind: type[Role] = Role) -> tuple[Role, ...]:
         """Return the roles of one kind that are drawn."""

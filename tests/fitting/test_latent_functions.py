@@ -21,7 +21,6 @@ import numpyro.distributions as dist
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.reading.form import COLUMNS
 from numpyro_spikeslab.reading.reader import Reader
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -95,7 +94,7 @@ def test_functions_that_do_more_than_mix_are_refused(place, message):
 def test_functions_that_are_not_mixed_linearly_are_refused():
     model = mixing("square")
     # a sampler takes the functions like any other site
-    assert Reader(model, "test")((X, FULL), {}).form.kind == COLUMNS
+    assert Reader(model, "test")((X, FULL), {}).form.is_design
     with pytest.raises(ValueError, match="expected `offset \\+ W @ phi`"):
         cavi(model).init(KEY, X, FULL)
 

@@ -392,7 +392,7 @@ REFUSED = [
 OF_MODELS = [
     (lambda: begin(truth.fixed_model, TASKS, X), "'columns', .* Leave it out"),
     (lambda: begin(shifted, X, TASKS), r"sites \['shift'\], .* Take them out"),
-    (lambda: begin(WHITE, X, ENTRIES), "of the kind 'entries'.*NaN where entries"),
+    (lambda: begin(WHITE, X, ENTRIES), "with entries of a table.*NaN where entries"),
     (lambda: begin(WHITE, X, TASKS[:, :1]), "1 tasks, expected 2 to num_tasks=60"),
     (lambda: begin(WHITE, X, np.hstack([TASKS, TASKS])), "120 tasks, .* num_tasks is the number"),
 ]

@@ -18,7 +18,7 @@ from numpyro.contrib.control_flow import scan
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.reading.form import SHARED, Form
+from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.roles import InclusionRole, NoiseRole, SlabRole
 
 # in one precision: JAX, given a numpy array once in each, may take its buffer from the other
@@ -130,7 +130,7 @@ OF_TASKS: dict[str, tuple[Callable, set[tuple[str, int]], str]] = {
 def test_coefficients_of_tasks_are_known(name):
     location, tasks, names = OF_TASKS[name]
     form = read(of_tasks(4, lambda X, W: location(jnp.asarray(X) @ W.T)), X, np.ones((N, 4))).form
-    assert form.kind == SHARED and set(form.of_tasks) == tasks
+    assert form.shares_features and set(form.of_tasks) == tasks
     assert set(form.coefficients) == set(names.split())
 
 

@@ -41,7 +41,7 @@ from numpyro.contrib.control_flow import cond, scan
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.reading.form import COLUMNS, FUNCTIONS, SHARED, Form
+from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.reader import Reader
 from numpyro_spikeslab.reading.roles import NoiseRole, Role
 
@@ -130,7 +130,7 @@ def test_counts_are_those_of_numpyro(name, transposed):
             numpyro.sample("y", of(dist.Normal(location, 0.5)), obs=response)
 
     reading = assert_agrees(model, draws=1)
-    assert reading.form.kind == SHARED and reading.form.tasks_first == transposed
+    assert reading.form.shares_features and reading.form.tasks_first == transposed
     joint = Reader(model, "test", joint=True)((), {})
     np.testing.assert_allclose(np.sum(joint.base.count), np.sum(reading.base.count))
 
@@ -185,13 +185,13 @@ def test_features_of_tasks_that_differ_a_little_are_not_shared(size, factor, pre
     gains = jnp.asarray([1.0, factor, 1.0])
     model = of_tasks(3, lambda X, W: gains * (X @ W.T))
     form = read(model, jnp.asarray(features, precision), jnp.zeros((size, 3))).form
-    assert (form.kind == SHARED) == (factor == 1.0)
+    assert (form.shares_features) == (factor == 1.0)
 
 
 @pytest.mark.parametrize("factor", [1.0, *NEARLY_ONE])
 def test_functions_are_mixed_by_nothing_but_the_weights(factor, precision):
     form = read(functions_and_weights, lambda *x: factor * mixed(*x)).form
-    assert (form.kind == FUNCTIONS) == (factor == 1.0)
+    assert (form.functions is not None) == (factor == 1.0)
 
 
 # What NumPyro takes
@@ -275,7 +275,7 @@ def test_what_numpyro_takes_is_read(name):
     model, roles = TAKEN[name]
     form = form_of(model)
     assert form.roles == roles
-    assert form.kind == COLUMNS
+    assert form.is_design
 
 
 @pytest.mark.parametrize("part", ["observations", "offset", "features"])
@@ -324,12 +324,12 @@ def test_features_stay_where_no_observation_counts_at_some_values():
 
 
 MIXED: dict[str, tuple[Callable, str]] = {
-    "mixture": (mixed, FUNCTIONS),
-    "twice": (lambda W, phi, b: 2.0 * (W @ phi).T, COLUMNS),
-    "function alone": (lambda W, phi, b: (W @ phi).T + phi[0][:, None], COLUMNS),
-    "weights alone": (lambda W, phi, b: (W @ phi).T + W[:, 0], COLUMNS),
-    "switch": (lambda W, phi, b: jnp.where(b > 0.3, 2.0, 1.0) * (W @ phi).T, COLUMNS),
-    "bent": (lambda W, phi, b: (W @ jnp.tanh(1e-9 * phi)).T, COLUMNS),
+    "mixture": (mixed, "functions"),
+    "twice": (lambda W, phi, b: 2.0 * (W @ phi).T, "is_design"),
+    "function alone": (lambda W, phi, b: (W @ phi).T + phi[0][:, None], "is_design"),
+    "weights alone": (lambda W, phi, b: (W @ phi).T + W[:, 0], "is_design"),
+    "switch": (lambda W, phi, b: jnp.where(b > 0.3, 2.0, 1.0) * (W @ phi).T, "is_design"),
+    "bent": (lambda W, phi, b: (W @ jnp.tanh(1e-9 * phi)).T, "is_design"),
 }
 
 
@@ -338,8 +338,8 @@ MIXED: dict[str, tuple[Callable, str]] = {
 def test_what_is_no_mixture_is_a_design_of_functions(name):
     location, kind = MIXED[name]
     form = form_of(partial(functions_and_weights, location), draws=2)
-    assert form.kind == kind
-    if kind == FUNCTIONS:
+    assert getattr(form, kind)
+    if kind == "functions":
         assert (form.functions, form.free, form.kernels) == ("phi", ("b",), ("phi_scale",))
     else:
         assert not form.constant_design and "phi" in form.others
@@ -357,9 +357,9 @@ def test_rows_that_are_masked_hide_nothing_of_the_others():
     observed = np.tile(np.arange(200)[:, None] >= 5, 20)
     model = of_tasks(20, lambda X, W: jnp.einsum("nqm,qm->nq", X, W))
     Y = np.float32(rng.normal(size=(200, 20)))
-    assert read(model, designs, Y, observed).form.kind == COLUMNS
+    assert read(model, designs, Y, observed).form.is_design
     designs[:] = designs[:, :1]
-    assert read(model, designs, Y, observed).form.kind == SHARED
+    assert read(model, designs, Y, observed).form.shares_features
 
     size = 20_000
     features, treated = np.float32(rng.normal(size=(size, P))), rng.uniform(size=size) < 0.5

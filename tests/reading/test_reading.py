@@ -35,7 +35,7 @@ import numpyro
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.reading.form import COLUMNS, FUNCTIONS, SHARED, Form
+from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.reader import Reader
 from numpyro_spikeslab.reading.roles import NoiseRole
 from numpyro_spikeslab.reading.sites import Pair
@@ -89,8 +89,8 @@ DESIGNS: dict[str, tuple[Callable, np.ndarray]] = {
 def test_the_design_is_what_multiplies_the_weights(name):
     model, expected = DESIGNS[name]
     reading = read(model, X, Y)
-    assert reading.form.kind == COLUMNS and reading.form.constant_design
-    assert reading.form.likelihood == "y" and reading.form.size == expected.shape[1]
+    assert reading.form.is_design and reading.form.constant_design
+    assert reading.form.response == "y" and reading.form.size == expected.shape[1]
     design = rows(reading.design, reading.form.size)
     # a design that is an argument is copied, without rounding
     rtol, atol = (0.0, 0.0) if name == "matrix product" else (1e-12, 1e-14)
@@ -163,7 +163,7 @@ def test_tasks_have_one_design_or_share_features():
     np.testing.assert_allclose(design, np.einsum("nm,qr->qmnr", X, np.eye(2)), atol=1e-14)
     shared = read(of_tasks(2), *args)
     assert shared.form.pairs == joint.form.pairs == (Pair("W", (2, P)),)
-    assert shared.form.kind == SHARED and shared.design is None
+    assert shared.form.shares_features and shared.design is None
     np.testing.assert_allclose(shared.features, X.T, atol=1e-14)
 
 
@@ -178,7 +178,7 @@ def test_features_of_tasks_are_shared_or_not_however_small(tasks, others, last, 
     designs[:, :, 0], designs[-1, :, 0] = others, last
     model = of_tasks(tasks, lambda X, W: jnp.einsum("qnm,qm->nq", X, W))
     reading = read(model, jnp.asarray(designs), jnp.zeros((N, tasks)))
-    assert (reading.form.kind == SHARED) == (last == others)
+    assert (reading.form.shares_features) == (last == others)
     if last == others:
         np.testing.assert_allclose(reading.features, designs[0].T, rtol=1e-6)
 
@@ -247,8 +247,8 @@ def test_traced_data_leave_what_is_known():
 
     assert traced_form(model, Y) == assert_agrees(model, Y).form
     scaled = traced_form(lambda k: functions_and_weights(lambda *x: k * mixed(*x)), 1.0)
-    assert scaled.kind == COLUMNS
-    assert traced_form(lambda offset: functions_and_weights(mixed), 1.0).kind == FUNCTIONS
+    assert scaled.is_design
+    assert traced_form(lambda offset: functions_and_weights(mixed), 1.0).functions
 
 
 def test_a_role_that_traced_data_decide_is_none():
@@ -302,16 +302,16 @@ def tasks(phi, observed=True, bend=jnp.zeros_like):
 
 
 TRACED: dict[str, tuple[Callable, tuple, str, bool]] = {
-    "features": (tasks, (X,), SHARED, True),
-    "features and mask": (tasks, (X, np.ones((N, 3), bool)), SHARED, False),
+    "features": (tasks, (X,), "shares_features", True),
+    "features and mask": (tasks, (X, np.ones((N, 3), bool)), "shares_features", False),
     "indices": (
         lambda k: tasks(jnp.asarray(X), True, lambda x: x[k] * 0),
         (np.arange(N),),
-        COLUMNS,
+        "is_design",
         True,
     ),
     **{
-        name: (partial(tasks, bend=bend), (X,), COLUMNS, True)
+        name: (partial(tasks, bend=bend), (X,), "is_design", True)
         for name, bend in {
             "absolute value": lambda phi: jnp.abs(phi + 100.0) - (phi + 100.0),
             "step": lambda phi: jnp.floor(phi / 100.0),
@@ -326,6 +326,6 @@ def test_traced_features_are_shared_where_they_are_at_all_values(name):
     """What bends makes nothing of small features, but something of large ones."""
     model, args, kind, complete = TRACED[name]
     form = traced_form(model, *args)
-    assert form.kind == kind
-    if kind == SHARED:
+    assert getattr(form, kind)
+    if kind == "shares_features":
         assert form.complete == complete and form.roles == (NoiseRole("s", True),)
