@@ -95,22 +95,39 @@ def _sums(extra: Float[Array, "B D T"], weights: Float[Array, "B T"]) -> Float[A
     return jnp.sum(extra * weights[:, None], axis=0)
 
 
-class TaskProducts(NamedTuple):
-    """Inner products of M features, over the observations of each of Q tasks.
+class TaskSums(NamedTuple):
+    """Sums over the observations of each of Q tasks, weighted by their relative precisions.
 
-    - **gram** - with each other (expectations, where the features are random); one matrix where all
-      tasks have the same.
-    - **linear** - with the observations.
-    - **extra** - D further rows of the features of each task, whose products add to ``gram``.
+    - **G** - products of M features (their means, where they are random) with each other; one
+      matrix where all tasks weigh alike.
+    - **b** - products of the features with the observations.
+    - **yy** - of the observations with themselves.
+    - **c** - sums of the features' variances, or of K other columns; `None` where all are known.
+    - **extra** - D further rows of the features of each task, whose products add to ``G``.
     """
 
-    gram: Float[Array, "#Q M M"]
-    linear: Float[Array, "Q M"]
+    G: Float[Array, "#Q M M"]
+    b: Float[Array, "Q M"]
+    yy: Float[Array, " Q"]
+    c: Float[Array, "#Q K"] | None = None
     extra: Float[Array, "Q D M"] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        y: Float[Array, "N Q"],
+        Z: Float[Array, "N #Q"],
+        mean: Float[Array, "M N"],
+        var: Float[Array, "M N"] | None = None,
+    ) -> "TaskSums":
+        """Sum over the N points of a table; ``Z`` are the relative precisions."""
+        weighted, c = Z * y, None if var is None else Z.T @ var.T
+        yy = jnp.sum(weighted * y, axis=0)
+        return cls(task_products(mean, mean, Z), weighted.T @ mean.T, yy, c)
 
 
 def task_sweep(
-    products: TaskProducts,
+    sums: TaskSums,
     weights: Float[Array, "Q M"],
     precision: Float[Array, " Q"],
     prior: Prior,
@@ -118,7 +135,10 @@ def task_sweep(
     noise: Any = None,
 ) -> Conditional:
     """Visit the M coordinates of Q tasks in turn, many tasks at once; see :func:`sweep_blocks`."""
-    gram, linear, extra = products
+    gram, linear, _, variances, extra = sums
+    if variances is not None:
+        diagonal = np.arange(gram.shape[1])
+        gram = gram.at[:, diagonal, diagonal].add(variances)
     if extra is not None and gram.shape[0] > 1:
         gram, extra = gram + jnp.swapaxes(extra, 1, 2) @ extra, None
     shared = jnp.diagonal(gram, axis1=1, axis2=2)
@@ -279,13 +299,13 @@ Draws = tuple[Int[Array, "Q M"], Float[Array, "Q M"], Float[Array, "Q M"]]
 
 def gibbs_task_sweep(
     noise: tuple[Float[Array, "Q M"], Float[Array, "Q M"]],
-    products: TaskProducts,
+    sums: TaskSums,
     weights: Float[Array, "Q M"],
     precision: Float[Array, " Q"],
     prior: Prior,
 ) -> Draws:
     """Make one exact paired Gibbs sweep of all tasks at once; see :func:`task_sweep`."""
-    pair = task_sweep(products, weights, precision, prior, draw, noise)
+    pair = task_sweep(sums, weights, precision, prior, draw, noise)
     return drawn(pair, noise, prior)
 
 

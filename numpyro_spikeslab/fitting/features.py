@@ -20,7 +20,7 @@ from numpyro_spikeslab.algebra.coefficients import Split, TaskStatistics, whiten
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Design, Prior, expectation, in_parts, predictor
 from numpyro_spikeslab.algebra.sparse_sums import at_entries
-from numpyro_spikeslab.algebra.task_sweeps import task_sweep
+from numpyro_spikeslab.algebra.task_sweeps import TaskSums, task_sweep
 from numpyro_spikeslab.fitting.function_sweeps import sweep, sweep_plain
 from numpyro_spikeslab.fitting.function_updates import factors_of, white_factors, with_kernels
 from numpyro_spikeslab.fitting.posterior import (
@@ -34,7 +34,6 @@ from numpyro_spikeslab.fitting.posterior import (
     with_roles,
 )
 from numpyro_spikeslab.fitting.tasks import (
-    Gram,
     gram,
     keeps_products,
     squares_left,
@@ -249,7 +248,7 @@ class Shared(Tasks):
     """
 
     values: Float[Array, "M N"]
-    stats: Gram | None
+    stats: TaskSums | None
 
     def of(self, q: Posterior) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
         return self.values, jnp.zeros_like(self.values)
@@ -264,7 +263,7 @@ class Shared(Tasks):
         # the coefficients of each task are integrated out, then set given the weights
         tasks = self.without_coefficients(spec, at, q)
         current = q.weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
-        weights = PairedMeanField.of(task_sweep(tasks.gram_form(), *current), temperature)
+        weights = PairedMeanField.of(task_sweep(tasks.sums(), *current), temperature)
         (u, values), slopes = tasks.given(weights.mean), tasks.coefficients.slopes
         squares = tasks.squares((weights.mean, weights.variance), u, slopes)
         q = q._replace(weights=weights, values=q.values | values)

@@ -29,10 +29,9 @@ from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks
 from numpyro_spikeslab.algebra.task_sweeps import (
     Draws,
-    TaskProducts,
+    TaskSums,
     gibbs_masked_sweep,
     gibbs_task_sweep,
-    task_products,
 )
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 from numpyro_spikeslab.models.primitives import weights
@@ -180,7 +179,7 @@ def _draw_table(key: Array, now: Current) -> tuple[Draws, DrawCoefficients]:
         statistics = reading.task_statistics if sites == form.of_tasks else None
         tasks = tasks_without(sites, at, now.values, phi, reading.covariates, statistics)
         noise = logistic_and_normal(key, current)
-        drawn = gibbs_task_sweep(noise, tasks.gram_form(), current, 1 / at.sigma2, at.prior)
+        drawn = gibbs_task_sweep(noise, tasks.sums(), current, 1 / at.sigma2, at.prior)
     else:
         drawn = draw_tasks(key, at, phi, current)
 
@@ -213,15 +212,15 @@ def draw_tasks(
     if at.layout is None and at.relative.shape[1] > 1:
         return gibbs_masked_sweep(noise, phi, (at.Y, at.relative), current, precision, prior)
     if at.layout is None:
-        gram, linear = task_products(phi, phi, at.relative), (at.relative * at.Y).T @ phi.T
-        return gibbs_task_sweep(noise, TaskProducts(gram, linear), current, precision, prior)
+        sums = TaskSums.of(at.Y, at.relative, phi)
+        return gibbs_task_sweep(noise, sums, current, precision, prior)
 
     def draw(sums, columns):
         parts = (current, precision, noise)
         weights, tau, normals = jax.tree.map(lambda x: x[columns], parts)
         shared = len(prior.variance) == 1
         of_columns = prior if shared else Prior(*(x[columns] for x in prior))
-        return gibbs_task_sweep(normals, TaskProducts(sums.G, sums.b), weights, tau, of_columns)
+        return gibbs_task_sweep(normals, sums._replace(c=None), weights, tau, of_columns)
 
     features = phi.T, jnp.zeros((phi.shape[1], 0), phi.dtype), jnp.ones_like(phi[0])
     return over_blocks(at.layout.by_columns, len(current), features, at.Y, at.relative, draw)

@@ -19,7 +19,7 @@ from numpyro_spikeslab.algebra import pairs, task_sweeps
 from numpyro_spikeslab.algebra.changing_design import ChangingDesign
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.task_sweeps import (
-    TaskProducts,
+    TaskSums,
     gibbs_masked_sweep,
     gibbs_task_sweep,
     masked_task_sweep,
@@ -180,7 +180,9 @@ def test_sweeps_of_tasks_visit_one_feature_after_the_other(precision, kind, cut,
     weighed = relative if "own" in kind else relative[:, :1]
     gram = jnp.asarray(np.einsum("mn,kn,nq->qmk", features, features, weighed))
     linear = jnp.asarray((features @ (relative * y)).T)
-    products = TaskProducts(gram, linear, jnp.asarray(extra) if "extra" in kind else None)
+    products = TaskSums(
+        gram, linear, jnp.zeros(Q), extra=jnp.asarray(extra) if "extra" in kind else None
+    )
     result = task_sweep(products, jnp.asarray(w), tau, prior, chosen, noise)
     for q in range(Q):
         root = np.sqrt(relative[:, q])[:, None]
@@ -213,7 +215,7 @@ def test_draws_of_tiles_are_those_of_gram_matrices(precision, cut):
     """Chains of many tasks with missing entries have the memory of their observations."""
     features, _, y, relative, w, tau, gram, linear, prior = masked_tasks()
     noise = logistic_and_normal(random.key(0), w)
-    expected = gibbs_task_sweep(noise, TaskProducts(gram, linear), w, tau, prior)
+    expected = gibbs_task_sweep(noise, TaskSums(gram, linear, jnp.zeros(Q)), w, tau, prior)
     spikes, slabs, probs = gibbs_masked_sweep(noise, features, (y, relative), w, tau, prior)
     np.testing.assert_array_equal(spikes, expected[0])
     close(slabs, expected[1], precision)
@@ -227,7 +229,7 @@ def test_expectations_of_tiles_have_the_squares_of_gram_matrices(precision, cut)
     """The variance of a feature comes with the square of a weight, whatever its mean."""
     mean, var, y, relative, w, tau, gram, linear, prior = masked_tasks(0.5)
     odds, loc, variance = task_sweep(
-        TaskProducts(gram, linear), w, tau, prior, pairs.expectation(1.5)
+        TaskSums(gram, linear, jnp.zeros(Q)), w, tau, prior, pairs.expectation(1.5)
     )
     weights = PairedMeanField(jnp.full((Q, M), 0.5), 2 * w, jnp.ones((Q, M)))
     new, squares = masked_task_sweep((mean, var), (y, relative), weights, tau, prior, 1.5)
