@@ -17,8 +17,8 @@ from numpyro.distributions import biject_to
 
 from numpyro_spikeslab.algebra.changing_design import AnyDesign, ChangingDesign
 from numpyro_spikeslab.algebra.coefficients import Split, TaskStatistics, whitened
-from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.algebra.pairs import Design, Prior, expectation, in_parts, predictor
+from numpyro_spikeslab.algebra.families import Expectation, PairedMeanField
+from numpyro_spikeslab.algebra.pairs import Design, Prior, in_parts, predictor
 from numpyro_spikeslab.algebra.sparse_sums import at_entries
 from numpyro_spikeslab.algebra.task_sweeps import TaskSums, task_sweep
 from numpyro_spikeslab.fitting.function_sweeps import sweep, sweep_plain
@@ -262,8 +262,8 @@ class Shared(Tasks):
             return at, q._replace(weights=weights), squares
         # the coefficients of each task are integrated out, then set given the weights
         tasks = self.without_coefficients(spec, at, q)
-        current = q.weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
-        weights = PairedMeanField.of(task_sweep(tasks.sums(), *current), temperature)
+        current = q.weights.mean, 1 / at.sigma2, at.prior, Expectation(temperature)
+        weights = task_sweep(tasks.sums(), *current)
         (u, values), slopes = tasks.given(weights.mean), tasks.coefficients.slopes
         squares = tasks.squares((weights.mean, weights.variance), u, slopes)
         q = q._replace(weights=weights, values=q.values | values)

@@ -9,12 +9,12 @@ from jaxtyping import Array, Float
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.algebra.pairs import Prior, expectation
+from numpyro_spikeslab.algebra.families import Expectation, PairedMeanField
+from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks, weighted_sums
 from numpyro_spikeslab.algebra.task_sweeps import (
     TaskSums,
-    masked_task_sweep,
+    masked_sweep,
     task_sweep,
 )
 from numpyro_spikeslab.reading.form import Form
@@ -42,9 +42,8 @@ def update_weights(
     at: View, stats: TaskSums, weights: PairedMeanField, temperature: Any = 1.0
 ) -> PairedMeanField:
     """Make one pass over the features of ``q(w_qm, s_qm)``, all tasks at once (eq. 7)."""
-    put = expectation(temperature)
-    pairs = task_sweep(stats, weights.mean, 1 / at.sigma2, at.prior, put)
-    return PairedMeanField.of(pairs, temperature)
+    update = Expectation(temperature)
+    return task_sweep(stats, weights.mean, 1 / at.sigma2, at.prior, update)
 
 
 def squared_errors(stats: TaskSums, weights: Any) -> Float[Array, " Q"]:
@@ -68,8 +67,9 @@ def sweep_weights(
 ) -> tuple[PairedMeanField, Float[Array, " Q"]]:
     """Make one pass over the weights; return expected squared residuals of each task too."""
     if stats is None:
-        current = weights, 1 / at.sigma2, at.prior, temperature
-        return masked_task_sweep((mean, var), (at.Y, at.relative), *current)
+        current = weights.mean, 1 / at.sigma2, at.prior, Expectation(temperature)
+        # only the means of the old factors are read, so the new factors take their memory
+        return masked_sweep((mean, var, at.Y, at.relative), *current, into=weights)
     weights = update_weights(at, stats, weights, temperature)
     return weights, squared_errors(stats, weights)
 
