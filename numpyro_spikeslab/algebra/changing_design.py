@@ -8,24 +8,16 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 
-from jax import lax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.pairs import (
-    Conditional,
-    Design,
-    Prior,
-    Put,
-    coordinates,
-    in_parts,
-    pad,
-    split_along,
-    visits,
-)
+from numpyro_spikeslab.algebra.pairs import Design, split_along
 
 
 class ChangingDesign(NamedTuple):
     """A design before whitening, cut into K blocks of B features (zeros pad the last block).
+
+    As the source of a :func:`~numpyro_spikeslab.algebra.pairs.sweep` its state is the residual of
+    the N whitened observations outside of the span, then C in it.
 
     - **rows** - features as rows, 0 where nothing is observed.
     - **whitening** - square root of each observation's relative precision.
@@ -39,35 +31,14 @@ class ChangingDesign(NamedTuple):
     basis: Float[Array, "C N"]
     root: Float[Array, "C C"]
 
-    def sweep(
-        self,
-        residual: Float[Array, " NC"],
-        weights: Float[Array, " P"],
-        precision: Any,
-        prior: Prior,
-        put: Put,
-    ) -> tuple[Float[Array, " NC"], Conditional]:
-        """Visit all features in turn; see :meth:`~numpyro_spikeslab.algebra.pairs.Design.sweep`.
+    @property
+    def blocks(self) -> tuple[Any]:
+        return (self.rows,)
 
-        :param residual: of the N whitened observations outside of the span, then C in it.
-        """
-        number, size = self.rows.shape[:2]
-
-        def visit(residual, part):
-            rows, weights, prior = part
-            rows = self._whitened(rows)
-            gram = rows @ rows.T
-            pairs = coordinates(jnp.diagonal(gram), precision, prior)
-            b, new = visits(gram, rows @ residual, weights, precision, pairs, put, None)
-            return residual - (new - weights) @ rows, pairs.given(b)
-
-        def parts(x, fill):
-            return in_parts(pad(x, number * size, fill), number, size)
-
-        # a variance of 0 has no logarithm
-        blocks = self.rows, parts(weights, 0.0), Prior(*(parts(x, 1.0) for x in prior))
-        residual, pair = lax.scan(visit, residual, blocks)
-        return residual, Conditional(*(x.reshape(-1)[: len(weights)] for x in pair))
+    def of(self, block: tuple[Any], weights: Any, residual: Float[Array, " NC"]) -> Any:
+        rows = self._whitened(*block)
+        gram = rows @ rows.T
+        return (gram, rows @ residual, jnp.diagonal(gram)), lambda change: residual - change @ rows
 
     def _whitened(self, rows: Float[Array, "B N"]) -> Float[Array, "B NC"]:
         rows = rows * self.whitening

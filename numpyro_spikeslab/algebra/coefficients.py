@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_spikeslab.algebra.pairs import split_along
-from numpyro_spikeslab.algebra.task_sweeps import task_products
+from numpyro_spikeslab.algebra.task_sweeps import TaskSums, task_products
 
 
 class NormalPrior(NamedTuple):
@@ -165,16 +165,14 @@ class TaskStatistics(NamedTuple):
     - **up** - upper triangular root of the basis' products, as each task weighs observations.
     - **fit** - coordinates of the observations.
     - **J** - as in :class:`Coefficients`.
-    - **G**, **b**, **yy** - products of features and observations outside of the span.
+    - **outside** - sums of features and observations outside of the span.
     """
 
     coordinates: Float[Array, "K C"]
     up: Float[Array, "#Q K K"]
     fit: Float[Array, "Q K"]
     J: Float[Array, "#Q K M"]
-    G: Float[Array, "#Q M M"]
-    b: Float[Array, "Q M"]
-    yy: Float[Array, " Q"]
+    outside: TaskSums
 
     def coefficients(self, prior: NormalPrior, sigma2: Float[Array, " Q"]) -> Coefficients:
         """Return the coefficients at a prior and noise."""
@@ -200,16 +198,9 @@ def task_statistics(
     up = transposed(L)
     across = half @ task_products(basis, outside, Z)
     fit = times(transposed(half), times(half, (Z * y).T @ basis.T))
-    y = y - (fit @ basis).T
-    return TaskStatistics(
-        basis @ covariates.T,
-        up,
-        fit,
-        J=up @ inside.T + across,
-        G=task_products(outside, outside, Z) - transposed(across) @ across,
-        b=(Z * y).T @ outside.T,
-        yy=jnp.sum(Z * y**2, axis=0),
-    )
+    sums = TaskSums.of(y - (fit @ basis).T, Z, outside)
+    sums = sums._replace(G=sums.G - transposed(across) @ across)
+    return TaskStatistics(basis @ covariates.T, up, fit, up @ inside.T + across, sums)
 
 
 def times(matrix: Float[Array, "#Q A B"], x: Float[Array, "Q B"]) -> Float[Array, "Q A"]:

@@ -14,9 +14,8 @@ from jax.scipy.special import xlogy
 
 from numpyro_spikeslab.algebra import pairs, pattern_sweeps
 from numpyro_spikeslab.algebra.changing_design import AnyDesign
-from numpyro_spikeslab.algebra.pairs import Conditional, Design, Prior, expectation, feature_rows
+from numpyro_spikeslab.algebra.pairs import Conditional, Design, Prior, feature_rows
 from numpyro_spikeslab.algebra.partition import Partition
-from numpyro_spikeslab.algebra.pattern_sweeps import Update
 from numpyro_spikeslab.algebra.patterns import (
     PatternMoments,
     SetFactors,
@@ -75,9 +74,9 @@ class PairedMeanField(NamedTuple):
         self, design: AnyDesign, residual: Any, precision: Any, prior: Prior, temperature: Any
     ) -> tuple["PairedMeanField", Float[Array, " N"]]:
         """Update every pair in turn. The residual passed and returned is that of ``<w>``."""
-        put = expectation(temperature)
-        residual, pair = design.sweep(residual, self.mean, precision, prior, put)
-        return PairedMeanField.of(pair, temperature), residual
+        update = Expectation(temperature)
+        pair, residual = pairs.sweep(design, residual, self.mean, precision, prior, update)
+        return update.outcome(pair, prior), residual
 
     def predictor_variance(self, design: Design) -> Float[Array, " N"]:
         """Compute the variance of ``D w`` at each whitened observation."""
@@ -112,6 +111,29 @@ class PairedMeanField(NamedTuple):
             probs=random.uniform(key_probs, scale.shape, scale.dtype),
             loc=scale * random.normal(key_loc, scale.shape, scale.dtype),
         )
+
+
+class Expectation(NamedTuple):
+    """The update of weights by expectations; a temperature above 1 flattens the inclusion
+    probabilities."""
+
+    temperature: Any = 1.0
+    noise: Any = ()
+
+    def put(self, pair: Conditional, _: Any) -> Any:
+        """Return ``<w> = gamma mu`` of a single weight."""
+        return nn.sigmoid(pair.logit / self.temperature) * pair.loc
+
+    def outcome(self, pair: Conditional, _: Prior) -> PairedMeanField:
+        """Return the factors that are optimal given the conditionals."""
+        return PairedMeanField.of(pair, self.temperature)
+
+    def put_set(self, conditional: Any, patterns: Any, *_: Any) -> Any:
+        """Return the expectations of a set, and its factor with moments."""
+        probs = nn.softmax(conditional.logits / self.temperature)
+        moments = moments_of(probs, conditional.slabs, patterns)
+        factors = SetFactors(probs, conditional.linear, conditional.precision_tril)
+        return probs @ patterns * moments.loc, (factors, moments)
 
 
 @jax.tree_util.register_dataclass
@@ -161,18 +183,8 @@ class PatternMeanField:
         self, design: Design, residual: Any, precision: Any, prior: Prior, temperature: Any
     ) -> tuple["PatternMeanField", Float[Array, " N"]]:
         """Update every pair outside of the sets, then every set, in turn."""
-
-        def expectation_of_set(conditional, patterns, _):
-            probs = nn.softmax(conditional.logits / temperature)
-            moments = moments_of(probs, conditional.slabs, patterns)
-            factors = SetFactors(probs, conditional.linear, conditional.precision_tril)
-            return probs @ patterns * moments.loc, (factors, moments)
-
-        update = Update(expectation(temperature), expectation_of_set)
-        residual, conditional, outcomes = pattern_sweeps.sweep(
-            self.partition, design, residual, self.mean, precision, prior, update
-        )
-        singles = PairedMeanField.of(conditional, temperature)
+        arguments = design, residual, self.mean, precision, prior, Expectation(temperature)
+        residual, singles, outcomes = pattern_sweeps.sweep(self.partition, *arguments)
         stacks, moments = tuple(x for x, _ in outcomes), tuple(x for _, x in outcomes)
         return PatternMeanField(self.partition, singles, stacks, moments), residual
 

@@ -6,15 +6,15 @@ sweep visits each pair given all others and puts its expectation back (paired me
 (paired Gibbs); nothing else differs.
 """
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Float, Shaped
 
 import jax
 from jax import lax, nn
 import jax.numpy as jnp
+
+from numpyro_spikeslab.algebra import variates
 
 # Features per block of a design. A sum for each single feature is bound by latency; with some
 # hundreds of features the Gram matrices of the blocks outweigh the design itself.
@@ -78,94 +78,120 @@ def coordinates(squares: Float[Array, "*B"], precision: Any, prior: Prior) -> Co
     return Coordinates(squares, variance, log_odds)
 
 
-Put = Callable[[Conditional, Any], Any]
-"""``(conditional, noise) -> weight``, elementwise."""
+class Draws(NamedTuple):
+    """Draws of pairs; excluded slabs have their prior.
+
+    - **spikes**, **slabs** - of any shape.
+    - **probs** - Rao-Blackwellised inclusion probabilities.
+    """
+
+    spikes: Shaped[Array, "*B"]
+    slabs: Float[Array, "*B"]
+    probs: Float[Array, "*B"]
+
+    def product_variance(self, _: Any, variance: Any) -> Any:
+        """Return the variance of weights times features with these variances."""
+        return (self.spikes * self.slabs) ** 2 * variance
 
 
-def expectation(temperature: Any = 1.0) -> Put:
-    """Put ``<w> = gamma mu`` back; a temperature above 1 flattens the inclusion probabilities."""
-    return lambda pair, _: nn.sigmoid(pair.logit / temperature) * pair.loc
+class Draw(NamedTuple):
+    """The update of weights by draws: ``noise`` are a standard logistic and a standard normal
+    number of each weight, in the shape of the weights."""
 
+    noise: tuple[Any, Any]
 
-def draw(pair: Conditional, noise: tuple[Any, Any]) -> Any:
-    """Put a draw back, made of a standard logistic and a standard normal number."""
-    logistic, normal = noise
-    return jnp.where(pair.logit > logistic, pair.loc + jnp.sqrt(pair.variance) * normal, 0.0)
+    def put(self, pair: Conditional, noise: Any) -> Any:
+        """Return the draw of a single weight."""
+        logistic, normal = noise
+        return jnp.where(pair.logit > logistic, pair.loc + jnp.sqrt(pair.variance) * normal, 0.0)
 
+    def outcome(self, pair: Conditional, prior: Prior) -> Draws:
+        """Return the draws of single weights whose conditionals these are."""
+        logistic, normal = self.noise
+        spike = pair.logit > logistic
+        included = pair.loc + jnp.sqrt(pair.variance) * normal
+        slab = jnp.where(spike, included, jnp.sqrt(prior.variance) * normal)
+        return Draws(spike.astype(int), slab, nn.sigmoid(pair.logit))
 
-def drawn(pair: Conditional, noise: tuple[Any, Any], prior: Prior) -> tuple[Any, Any, Any]:
-    """Return spikes, slabs and inclusion probabilities of the draws; excluded slabs have their
-    prior."""
-    logistic, normal = noise
-    spike = pair.logit > logistic
-    included = pair.loc + jnp.sqrt(pair.variance) * normal
-    slab = jnp.where(spike, included, jnp.sqrt(prior.variance) * normal)
-    return spike.astype(int), slab, nn.sigmoid(pair.logit)
+    def put_set(self, conditional: Any, patterns: Any, variance: Any, noise: Any) -> Any:
+        """Draw a set of weights, from the uniform number of its first weight."""
+        (logistic, normal), probs = noise, nn.softmax(conditional.logits)
+        number = variates.index(nn.sigmoid(logistic[0]), probs)
+        spikes = jnp.asarray(patterns)[number]
+        # the first pattern includes no slabs
+        mean, root = (x[jnp.maximum(number - 1, 0)] for x in conditional.slabs[:2])
+        # given s = 0 the slabs are drawn from their prior
+        slabs = jnp.where(spikes > 0, mean + normal @ root, jnp.sqrt(variance) * normal)
+        return spikes * slabs, Draws(spikes, slabs, probs @ patterns)
 
 
 # The sweep
 
 
-def sweep_blocks(
-    products: Any,
-    weights: Float[Array, "P *T"],
+def sweep(
+    source: Any,
     state: Any,
+    weights: Float[Array, "P *T"],
     precision: Any,
-    pairs: Coordinates,
-    put: Put,
-    noise: Any,
-) -> tuple[Float[Array, "P *T"], Any]:
+    prior: Prior,
+    update: Any,
+) -> tuple[Conditional, Any]:
     """Visit all coordinates in turn, of one task or of many tasks side by side.
 
     Inside a block the visits are Gauss-Seidel on its Gram matrix. Between blocks the residual is
     updated by matrix products. The result does not depend on the blocks.
 
-    :param products: inner products of the features. ``blocks`` are arrays of K blocks of B
-        features, ``of(block, weights, state)`` the Gram matrix of a block and its products with the
-        residual, and ``update(block, change, state)`` the state after the weights have changed. The
-        Gram matrix is an array (B, B), or, of tasks side by side, a function of two features.
+    :param source: of inner products. ``blocks`` are arrays of K blocks of B features, and
+        ``of(block, weights, state)`` returns the products of a block, see :func:`visits`, and the
+        state after its weights have changed, as a function of their change.
+    :param state: of the source, at these weights, such as the residual.
     :param weights: current weights (expectations or draws); tasks are the last axis.
-    :param state: of the products, at these weights, such as the residual.
-    :param noise: variates of the draw, in the shape of the weights, or `None`.
-    :return: the linear term ``b`` of each visit, and the state at the new weights.
+    :param update: :class:`Draw` or :class:`~numpyro_spikeslab.algebra.families.Expectation`.
+    :return: the conditional of each visit, and the state at the new weights.
     """
     size = len(weights)
-    number, block_size = products.blocks[0].shape[:2]
+    number, block_size = source.blocks[0].shape[:2]
+
+    def parts(x, fill=0.0):
+        return in_parts(pad(x, number * block_size, fill), number, block_size)
 
     def visit(carry, part):
         weights, state = carry
-        start, block, pairs, noise = part
-        gram, cross = products.of(block, weights, state)
+        start, block, prior, noise = part
+        products, after = source.of(block, weights, state)
         old = lax.dynamic_slice_in_dim(weights, start, block_size)
-        b, new = visits(gram, cross, old, precision, pairs, put, noise)
+        pair, new = visits(products, old, precision, prior, update._replace(noise=noise))
         weights = lax.dynamic_update_slice_in_dim(weights, new, start, 0)
-        return (weights, products.update(block, new - old, state)), b
+        return (weights, after(new - old)), pair
 
-    parts = jax.tree.map(partial(in_parts, number=number, size=block_size), (pairs, noise))
     starts = block_size * jnp.arange(number)
+    # a variance of 0 has no logarithm
+    prior, noise = Prior(*(parts(x, 1.0) for x in prior)), jax.tree.map(parts, update.noise)
     carry = pad(weights, number * block_size), state
-    (_, state), b = lax.scan(visit, carry, (starts, products.blocks, *parts))
-    return b.reshape(-1, *weights.shape[1:])[:size], state
+    (_, state), pair = lax.scan(visit, carry, (starts, source.blocks, prior, noise))
+    return Conditional(*(x.reshape(-1, *weights.shape[1:])[:size] for x in pair)), state
 
 
 def visits(
-    gram: Any,
-    cross: Float[Array, "B *T"],
+    products: tuple[Any, Float[Array, "B *T"], Any],
     weights: Float[Array, "B *T"],
     precision: Any,
-    pairs: Coordinates,
-    put: Put,
-    noise: Any,
-) -> tuple[Float[Array, "B *T"], Float[Array, "B *T"]]:
-    """Visit B coordinates in turn; see :func:`sweep_blocks`.
+    prior: Prior,
+    update: Any,
+) -> tuple[Conditional, Float[Array, "B *T"]]:
+    """Visit B coordinates in turn; see :func:`sweep`.
 
-    :param cross: inner products of the features with the residual of the current weights.
-    :return: the linear terms ``b`` of the visits, and the new weights.
+    :param products: inner products of the features with each other, an array (B, B), or, of tasks
+        side by side, a function of two features; with the residual of the current weights; and of
+        each feature with itself.
+    :return: the conditionals of the visits, and the new weights.
     """
+    gram, cross, squares = products
+    pairs = coordinates(squares, precision, prior)
 
     def visit(cross, square, old, pair, noise):
         b = precision * (cross + square * old)
-        new = put(pair.given(b), noise)
+        new = update.put(pair.given(b), noise)
         # without a barrier XLA computes the change anew wherever it is used
         return lax.optimization_barrier((b, new, old - new))
 
@@ -175,16 +201,17 @@ def visits(
         return cross + row * change, (b, new)
 
     if cross.ndim == 1:
-        coordinates = jnp.arange(len(cross)), gram, weights, pairs, noise
-        return lax.scan(step, cross, coordinates)[1]
+        coordinates_of = jnp.arange(len(cross)), gram, weights, pairs, update.noise
+        b, new = lax.scan(step, cross, coordinates_of)[1]
+        return pairs.given(b), new
     # with many tasks, to sum up the earlier changes costs less than to update all products
     results: list[Any] = []
     for m in range(len(cross)):
         before = (gram(m, j) * change for j, (_, _, change) in enumerate(results))
-        part = jax.tree.map(lambda x, m=m: x[m], (weights, pairs, noise))
+        part = jax.tree.map(lambda x, m=m: x[m], (weights, pairs, update.noise))
         results.append(visit(sum(before, cross[m]), gram(m, m), *part))
     b, new, _ = map(jnp.stack, zip(*results, strict=True))
-    return b, new
+    return pairs.given(b), new
 
 
 def pad(x: Shaped[Array, "P ..."], size: int, fill: float = 0.0) -> Shaped[Array, "P2 ..."]:
@@ -210,7 +237,7 @@ def in_parts(x: Shaped[Array, "P ..."], number: int, size: int) -> Shaped[Array,
 class Design(NamedTuple):
     """A whitened design, cut into K blocks of B features each (zero features pad the last block).
 
-    As products of :func:`sweep_blocks` its state is the residual.
+    As the source of a :func:`sweep` its state is the whitened residual ``y - D w``.
 
     - **rows** - features as rows, each observation scaled by its relative precision's square root.
     - **gram** - inner products of the features of a block; `None` if a sweep is to make them.
@@ -229,30 +256,12 @@ class Design(NamedTuple):
         return self
 
     def of(self, block: "Design", weights: Any, residual: Float[Array, " N"]) -> Any:
-        gram = block.rows @ block.rows.T if block.gram is None else block.gram
-        return gram, block.rows @ residual
-
-    def update(self, block: "Design", change: Any, residual: Float[Array, " N"]) -> Any:
-        return residual - change @ block.rows
-
-    def sweep(
-        self,
-        residual: Float[Array, " N"],
-        weights: Float[Array, " P"],
-        precision: Any,
-        prior: Prior,
-        put: Put,
-        *,
-        noise: Any = None,
-    ) -> tuple[Float[Array, " N"], Conditional]:
-        """Visit all features in turn; see :func:`sweep_blocks`.
-
-        :param residual: whitened ``y - D w`` of the current weights.
-        :return: the new residual, and the conditional of each visit.
-        """
-        pairs = coordinates(feature_squares(self, len(weights)), precision, prior)
-        b, residual = sweep_blocks(self, weights, residual, precision, pairs, put, noise)
-        return residual, pairs.given(b)
+        rows, gram = block
+        if gram is None:
+            products = rows @ rows.T, rows @ residual, jnp.sum(rows**2, axis=1)
+        else:
+            products = gram, rows @ residual, jnp.diagonal(gram)
+        return products, lambda change: residual - change @ rows
 
 
 def block_design(
@@ -306,19 +315,3 @@ def split_along(
     # rounding errors in the span may be large beside the part outside of it
     correction = outside @ basis.T
     return inside + correction, outside - correction @ basis
-
-
-def gibbs_sweep(
-    noise: tuple[Float[Array, " P"], Float[Array, " P"]],
-    design: Design,
-    residual: Float[Array, " N"],
-    weights: Float[Array, " P"],
-    precision: Any,
-    prior: Prior,
-) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
-    """Make one exact paired Gibbs sweep (supplement, section 2).
-
-    :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities.
-    """
-    _, pair = design.sweep(residual, weights, precision, prior, draw, noise=noise)
-    return drawn(pair, noise, prior)

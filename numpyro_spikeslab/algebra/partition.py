@@ -92,11 +92,15 @@ class Partition:
 
     def cut(self, x: Shaped[Array, "*D P"], fill: float = 0.0) -> tuple[Any, list[Any]]:
         """Return the entries of the singles, and those of each stack, padded by ``fill``."""
+        if not self.stacks:
+            return x, []
         stacks = (x.at[..., stack.members] for stack in self.stacks.values())
         return x[..., self.singles], [x.get(mode="fill", fill_value=fill) for x in stacks]
 
     def flat(self, singles: Any, stacks: Any) -> Shaped[Array, " P"]:
         """Put entries of the singles and of each stack in the order of the weights."""
+        if not stacks:
+            return singles
         return jnp.concatenate([singles, *map(jnp.ravel, stacks)])[self._places]
 
 

@@ -1,34 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """One pass over weights in sets and single weights, with expectations or with draws."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from jax import lax, nn
+import jax
+from jax import lax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra import pairs, variates
+from numpyro_spikeslab.algebra import pairs
 from numpyro_spikeslab.algebra.heredity import AnyPrior
-from numpyro_spikeslab.algebra.pairs import Conditional, Design, Prior, Put
+from numpyro_spikeslab.algebra.pairs import Conditional, Design, Draw, Draws, Prior
 from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.patterns import conditional_of
 
 
-class Update(NamedTuple):
-    """The values that a sweep puts back: expectations or draws.
+class Singles(NamedTuple):
+    """The update of weights outside of sets; the others stay.
 
-    - **put** - ``(conditional, noise) -> weight`` of a single weight.
-    - **put_set** - ``(conditional, patterns, noise) -> (weights, outcome)`` of a set.
-    - **noise** - variates of all weights, leading axis P.
-    - **noise_of_sets** - for each stack variates, leading axis G.
+    - **noise** - for each weight, whether it is single, its current value, and its variates.
     """
 
-    put: Put
-    put_set: Callable
-    noise: Any = None
-    noise_of_sets: Any = None
+    update: Any
+    noise: Any
+
+    def put(self, pair: Conditional, noise: Any) -> Any:
+        is_single, weight, noise = noise
+        return jnp.where(is_single, self.update.put(pair, noise), weight)
 
 
 def sweep(
@@ -38,28 +37,25 @@ def sweep(
     weights: Float[Array, " P"],
     precision: Any,
     prior: AnyPrior,
-    update: Update,
-) -> tuple[Float[Array, " N"], Conditional, list[Any]]:
-    """Visit singles, then sets; return residual, conditionals of singles, and outcomes by stack."""
-    singles = partition.singles
+    update: Any,
+) -> tuple[Float[Array, " N"], Any, list[Any]]:
+    """Visit singles, then sets; return the residual, the outcome of singles and those of stacks."""
+    cut = [partition.cut(x) for x in jax.tree.leaves(update.noise)]
+    log_odds, _ = partition.cut(prior.log_odds)
+    variance, variances = partition.cut(prior.variance, fill=1.0)
     conditional = Conditional(weights[:0], weights[:0], weights[:0])
-    if len(singles):
-        is_single = jnp.zeros(partition.size, bool).at[singles].set(True)
-
-        def put(conditional: Conditional, at: Any) -> Any:
-            is_single, weight, noise = at
-            return jnp.where(is_single, update.put(conditional, noise), weight)
-
-        at = is_single, weights, update.noise
-        fixed = prior.at(weights != 0)
-        residual, conditional = design.sweep(residual, weights, precision, fixed, put, noise=at)
-        conditional = Conditional(*(x[singles] for x in conditional))
-    _, variances = partition.cut(prior.variance, fill=1.0)
-    noise = update.noise_of_sets or [None] * len(variances)
+    if len(partition.singles):
+        chosen = update
+        if partition.stacks:
+            is_single = jnp.zeros(partition.size, bool).at[partition.singles].set(True)
+            chosen = Singles(update, (is_single, weights, update.noise))
+        arguments = weights, precision, prior.at(weights != 0), chosen
+        conditional, residual = pairs.sweep(design, residual, *arguments)
+        conditional = Conditional(*(partition.cut(x)[0] for x in conditional))
+    of_singles = update._replace(noise=tuple(x for x, _ in cut))
+    singles = of_singles.outcome(conditional, Prior(log_odds, variance))
     outcomes = []
-    for (members, patterns), *of_stack in zip(
-        partition.stacks.values(), variances, noise, strict=True
-    ):
+    for k, (members, patterns) in enumerate(partition.stacks.values()):
 
         def visit(state, at, patterns=patterns):
             (residual, weights), (members, variance, noise) = state, at
@@ -71,13 +67,14 @@ def sweep(
             conditional = conditional_of(
                 features, residual, precision, log_odds, variance, patterns
             )
-            new, outcome = update.put_set(conditional, patterns, noise)
+            new, outcome = update.put_set(conditional, patterns, variance, noise)
             weights = weights.at[members].set(new, mode="drop")
             return (residual - new @ features, weights), outcome
 
-        (residual, weights), outcome = lax.scan(visit, (residual, weights), (members, *of_stack))
+        of_stack = members, variances[k], tuple(x[k] for _, x in cut)
+        (residual, weights), outcome = lax.scan(visit, (residual, weights), of_stack)
         outcomes.append(outcome)
-    return residual, conditional, outcomes
+    return residual, singles, outcomes
 
 
 def gibbs_sweep(
@@ -88,30 +85,10 @@ def gibbs_sweep(
     weights: Float[Array, " P"],
     precision: Any,
     prior: AnyPrior,
-) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
-    """Draw single pairs, then patterns and slabs of sets; return spikes, slabs, probabilities."""
-    (logistic, logistics), (normal, normals) = map(partition.cut, noise)
-    variance, variances = partition.cut(prior.variance, fill=1.0)
-
-    def draw_set(conditional, patterns, noise):
-        uniform, normal, scale = noise
-        probs = nn.softmax(conditional.logits)
-        number = variates.index(uniform, probs)
-        spikes = jnp.asarray(patterns)[number]
-        # the first pattern includes no slabs
-        mean, root = (x[jnp.maximum(number - 1, 0)] for x in conditional.slabs[:2])
-        # given s = 0 the slabs are drawn from their prior
-        slabs = jnp.where(spikes > 0, mean + normal @ root, scale * normal)
-        return spikes * slabs, (spikes, slabs, probs @ patterns)
-
-    # a set takes the uniform number of its first weight
-    uniforms = [nn.sigmoid(x[:, 0]) for x in logistics]
-    noise_of_sets = list(zip(uniforms, normals, map(jnp.sqrt, variances), strict=True))
-    update = Update(pairs.draw, draw_set, noise, noise_of_sets)
-    _, conditional, sets = sweep(partition, design, residual, weights, precision, prior, update)
-    prior_of_singles = Prior(prior.log_odds[partition.singles], variance)
-    singles = pairs.drawn(conditional, (logistic, normal), prior_of_singles)
-    spikes, slabs, inclusion = (
-        partition.flat(x, [outcome[k] for outcome in sets]) for k, x in enumerate(singles)
-    )
-    return spikes.astype(int), slabs, inclusion
+) -> Draws:
+    """Make one exact paired Gibbs sweep (supplement, section 2): draw single pairs, then patterns
+    and slabs of sets."""
+    arguments = design, residual, weights, precision, prior, Draw(noise)
+    _, singles, sets = sweep(partition, *arguments)
+    spikes, *others = (partition.flat(x, [y[k] for y in sets]) for k, x in enumerate(singles))
+    return Draws(spikes.astype(int), *others)

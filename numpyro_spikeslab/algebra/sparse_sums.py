@@ -16,6 +16,8 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.task_sweeps import TaskSums
+
 CHUNK = 32
 """Most entries of a chunk; smaller where owners have few entries."""
 TILE = 2048
@@ -84,21 +86,6 @@ def side_of(
     return Side(*map(jnp.asarray, (entries, places, chunk_owners, first.astype(np.int32))))
 
 
-class Sums(NamedTuple):
-    """Sums over the entries of each of the B owners of a block.
-
-    - **G** - products of the means of the others' features with each other.
-    - **c** - sums of their variances, or of K other columns.
-    - **b** - products of the means with the observations.
-    - **yy** - squares of the observations.
-    """
-
-    G: Float[Array, "B M M"]
-    c: Float[Array, "B K"]
-    b: Float[Array, "B M"]
-    yy: Float[Array, " B"]
-
-
 def block_sums(
     side: Side,
     k: Int[Array, ""],
@@ -106,8 +93,8 @@ def block_sums(
     features: tuple[Float[Array, "O M"], Float[Array, "O K"], Float[Array, " O"]],
     Y: Float[Array, " L"],
     relative: Float[Array, " L"],
-) -> Sums:
-    """Compute the sums of block ``k`` of all devices, from moments of the others' features."""
+) -> TaskSums:
+    """Sum over block ``k`` of owners of all devices, from moments of the others' features."""
     mean, var, factor = features
     M, devices = mean.shape[1], side.owners.shape[1]
     Y, relative = jnp.append(Y, 0), jnp.append(relative, 0)
@@ -119,17 +106,17 @@ def block_sums(
     def add(t, sums):
         entries, others = side.entries[t], side.others[t]
         y, z, F = Y[entries], relative[entries] * factor[others], mean[others]
-        new = Sums(
+        new = TaskSums(
             jnp.einsum("dtcm,dtck->dtmk", F * z[..., None], F),
-            jnp.einsum("dtcm,dtc->dtm", var[others], z),
             jnp.einsum("dtcm,dtc->dtm", F, z * y),
             jnp.sum(z * y**2, axis=2),
+            jnp.einsum("dtcm,dtc->dtm", var[others], z),
         )
         return jax.tree.map(partial(added, side.owners[t]), sums, new)
 
-    shapes = (M, M), (var.shape[1],), (M,), ()
+    shapes = (M, M), (M,), (), (var.shape[1],)
     zeros = (jnp.zeros((devices, block_size // devices, *shape), Y.dtype) for shape in shapes)
-    sums = jax.lax.fori_loop(side.first[k], side.first[k + 1], add, Sums(*zeros))
+    sums = jax.lax.fori_loop(side.first[k], side.first[k + 1], add, TaskSums(*zeros))
     return jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), sums)
 
 
@@ -139,7 +126,7 @@ def over_blocks(
     features: tuple[Float[Array, "O M"], Float[Array, "O K"], Float[Array, " O"]],
     Y: Float[Array, " L"],
     relative: Float[Array, " L"],
-    of: Callable[[Sums, Int[Array, " B"]], Any],
+    of: Callable[[TaskSums, Int[Array, " B"]], Any],
 ) -> Any:
     """Apply ``of`` to the sums and owners of each block; join the results on every device.
 

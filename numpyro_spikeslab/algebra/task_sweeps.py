@@ -5,29 +5,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 import numpy as np
 
 import jax
 from jax import lax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.families import PairedMeanField
-from numpyro_spikeslab.algebra.pairs import (
-    Conditional,
-    Coordinates,
-    Prior,
-    Put,
-    coordinates,
-    draw,
-    drawn,
-    expectation,
-    in_parts,
-    pad,
-    parts_of,
-    sweep_blocks,
-    visits,
-)
+from numpyro_spikeslab.algebra.pairs import Prior, in_parts, pad, parts_of, sweep, visits
 
 # Tasks of a tile, which are visited side by side. On a CPU their arrays stay in the cache, where
 # columns of a power of two would be mapped to the same place. An accelerator needs more.
@@ -51,7 +36,7 @@ def task_products(
 class SharedGram(NamedTuple):
     """Products of M features with each other and the observations, in K blocks of B features.
 
-    As products of :func:`sweep_blocks` its state are the sums of the weights in extra directions.
+    As the source of a sweep its state are the sums of the weights in extra directions.
 
     - **rows** - rows of the Gram matrix, zeros beyond M in both directions.
     - **gram** - Gram matrices of the blocks.
@@ -80,147 +65,149 @@ class SharedGram(NamedTuple):
         return self
 
     def of(self, block: "SharedGram", weights: Any, sums: Any) -> tuple[Any, Any]:
-        _, gram, linear, extra = block
-        cross = linear - block.rows @ weights
+        rows, gram, linear, extra = block
+        cross, squares = linear - rows @ weights, jnp.diagonal(gram)[:, None]
         if extra is None:
-            return lambda m, j: gram[m, j], cross
-        cross -= jnp.sum(extra * sums, axis=1)
-        return lambda m, j: gram[m, j] + jnp.sum(extra[m] * extra[j], axis=0), cross
+            return (lambda m, j: gram[m, j], cross, squares), lambda change: None
+        cross, squares = cross - jnp.sum(extra * sums, axis=1), squares + jnp.sum(extra**2, axis=1)
 
-    def update(self, block: "SharedGram", change: Any, sums: Any) -> Any:
-        return None if block.extra is None else sums + _sums(block.extra, change)
+        def product(m, j):
+            return gram[m, j] + jnp.sum(extra[m] * extra[j], axis=0)
+
+        return (product, cross, squares), lambda change: sums + _sums(extra, change)
 
 
 def _sums(extra: Float[Array, "B D T"], weights: Float[Array, "B T"]) -> Float[Array, "D T"]:
     return jnp.sum(extra * weights[:, None], axis=0)
 
 
-class TaskProducts(NamedTuple):
-    """Inner products of M features, over the observations of each of Q tasks.
+class TaskSums(NamedTuple):
+    """Sums over the observations of each of Q tasks, weighted by their relative precisions.
 
-    - **gram** - with each other (expectations, where the features are random); one matrix where all
-      tasks have the same.
-    - **linear** - with the observations.
-    - **extra** - D further rows of the features of each task, whose products add to ``gram``.
+    - **G** - products of M features (their means, where they are random) with each other; one
+      matrix where all tasks weigh alike.
+    - **b** - products of the features with the observations.
+    - **yy** - of the observations with themselves.
+    - **c** - sums of the features' variances, or of K other columns; `None` where all are known.
+    - **extra** - D further rows of the features of each task, whose products add to ``G``.
     """
 
-    gram: Float[Array, "#Q M M"]
-    linear: Float[Array, "Q M"]
+    G: Float[Array, "#Q M M"]
+    b: Float[Array, "Q M"]
+    yy: Float[Array, " Q"]
+    c: Float[Array, "#Q K"] | None = None
     extra: Float[Array, "Q D M"] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        y: Float[Array, "N Q"],
+        Z: Float[Array, "N #Q"],
+        mean: Float[Array, "M N"],
+        var: Float[Array, "M N"] | None = None,
+    ) -> "TaskSums":
+        """Sum over the N points of a table; ``Z`` are the relative precisions."""
+        weighted, c = Z * y, None if var is None else Z.T @ var.T
+        yy = jnp.sum(weighted * y, axis=0)
+        return cls(task_products(mean, mean, Z), weighted.T @ mean.T, yy, c)
 
 
 def task_sweep(
-    products: TaskProducts,
+    sums: TaskSums,
     weights: Float[Array, "Q M"],
     precision: Float[Array, " Q"],
     prior: Prior,
-    put: Put,
-    noise: Any = None,
-) -> Conditional:
-    """Visit the M coordinates of Q tasks in turn, many tasks at once; see :func:`sweep_blocks`."""
-    gram, linear, extra = products
+    update: Any,
+) -> Any:
+    """Visit the M coordinates of Q tasks in turn, many tasks at once, and return the outcome of the
+    update; see :func:`~numpyro_spikeslab.algebra.pairs.sweep`."""
+    gram, linear, _, variances, extra = sums
+    if variances is not None:
+        diagonal = np.arange(gram.shape[1])
+        gram = gram.at[:, diagonal, diagonal].add(variances)
     if extra is not None and gram.shape[0] > 1:
         gram, extra = gram + jnp.swapaxes(extra, 1, 2) @ extra, None
-    shared = jnp.diagonal(gram, axis1=1, axis2=2)
-    squares = shared if extra is None else shared + jnp.sum(extra**2, axis=1)
-    pairs = coordinates(squares, precision[:, None], prior)
 
-    def visit(gram, linear, weights, precision, pairs, noise):
-        return visits(gram, linear - gram @ weights, weights, precision, pairs, put, noise)[0]
+    def visit(gram, linear, weights, precision, prior, noise):
+        products = gram, linear - gram @ weights, jnp.diagonal(gram)
+        now = update._replace(noise=noise)
+        return now.outcome(visits(products, weights, precision, prior, now)[0], prior)
 
     def visit_tile(tile):
         linear, weights, precision, prior, noise, extra = tile
-        squares, sums = shared.T, None
+        now, state = update._replace(noise=noise), None
         if extra is not None:
             extra = jnp.swapaxes(extra, 0, 1)
-            squares, sums = squares + jnp.sum(extra**2, axis=1), _sums(extra, weights)
-        pairs = coordinates(squares, precision, prior)
-        products = SharedGram.cut(gram[0], linear, extra)
-        return sweep_blocks(products, weights, sums, precision, pairs, put, noise)[0]
+            state = _sums(extra, weights)
+        source = SharedGram.cut(gram[0], linear, extra)
+        return now.outcome(sweep(source, state, weights, precision, prior, now)[0], prior)
 
-    if gram.shape[0] > 1:
-        b = jax.vmap(visit)(gram, linear, weights, precision, pairs, noise)
-    else:
-        b = in_tiles(visit_tile, (linear, weights, precision, prior, noise, extra))
-    return pairs.given(b)
+    if gram.shape[0] == 1:
+        return in_tiles(visit_tile, (linear, weights, precision, prior, update.noise, extra))
+    prior = Prior(*(jnp.broadcast_to(x, linear.shape) for x in prior))
+    return jax.vmap(visit)(gram, linear, weights, precision, prior, update.noise)
 
 
 class MaskedRows(NamedTuple):
     """Features of tasks that weigh the points each in its own way, in K blocks of B.
 
-    As products of :func:`sweep_blocks` its state is the residual times the relative precisions.
+    As the source of a sweep its state is the residual times the relative precisions.
+
+    - **squares** - expected products of each feature with itself.
     """
 
     rows: Float[Array, "K B N"]
+    squares: Float[Array, "K B T"]
     relative: Float[Array, "N T"]
 
     @property
-    def blocks(self) -> tuple[Any]:
-        return (self.rows,)
+    def blocks(self) -> tuple[Any, Any]:
+        return self.rows, self.squares
 
-    def of(self, block: tuple[Any], weights: Any, residual: Float[Array, "N T"]) -> Any:
-        (rows,) = block
+    def of(self, block: tuple[Any, Any], weights: Any, residual: Float[Array, "N T"]) -> Any:
+        rows, squares = block
         first, second, place = triangle(len(rows))
         products = (rows[first] * rows[second]) @ self.relative
-        return lambda m, j: products[place[m, j]], rows @ residual
-
-    def update(self, block: tuple[Any], change: Any, residual: Float[Array, "N T"]) -> Any:
-        return residual - self.relative * (block[0].T @ change)
+        gram, relative = (lambda m, j: products[place[m, j]]), self.relative
+        return (gram, rows @ residual, squares), lambda x: residual - relative * (rows.T @ x)
 
 
 def masked_sweep(
-    features: Float[Array, "M N"],
-    observations: tuple[Float[Array, "N T"], Float[Array, "N T"]],
-    weights: Float[Array, "M T"],
-    precision: Float[Array, " T"],
-    pairs: Coordinates,
-    put: Put,
-    noise: Any = None,
-) -> tuple[Conditional, Float[Array, "N T"]]:
-    """Visit the weights of a tile of tasks; return conditionals and the weighted residual.
-
-    Gram matrices of all tasks would be Q M^2 numbers. Here a tile carries its residual, and has the
-    Gram matrices of one block of features at a time.
-    """
-    y, relative = observations
-    rows = in_parts(features, *parts_of(len(features), TASK_BLOCK_SIZE))
-    residual = relative * (y - features.T @ weights)
-    products = MaskedRows(rows, relative)
-    b, residual = sweep_blocks(products, weights, residual, precision, pairs, put, noise)
-    return pairs.given(b), residual
-
-
-def masked_task_sweep(
-    features: tuple[Float[Array, "M N"], Float[Array, "M N"]],
-    observations: tuple[Float[Array, "N Q"], Float[Array, "N Q"]],
-    weights: PairedMeanField,
+    table: tuple[Any, Any, Float[Array, "N Q"], Float[Array, "N Q"]],
+    weights: Float[Array, "Q M"],
     precision: Float[Array, " Q"],
     prior: Prior,
-    temperature: Any,
-) -> tuple[PairedMeanField, Float[Array, " Q"]]:
-    r"""Make the :func:`masked_sweep` of expectations, of all tasks.
+    update: Any,
+    into: Any = None,
+) -> tuple[Any, Float[Array, " Q"]]:
+    r"""Visit the coordinates in turn as :func:`task_sweep`, from the observations.
 
-    :param features: means and variances of the features.
-    :return: the factors, and the expected sum of squared residuals of each task,
+    Gram matrices of all tasks would be Q M^2 numbers. Here a tile of tasks carries its residual,
+    and has the Gram matrices of one block of features at a time.
+
+    :param table: means and variances of the features, (M, N), `None` for variances of zero; the
+        observations and their relative precisions.
+    :param into: a tree of arrays like the outcome, whose memory it takes.
+    :return: the outcome of the update, and the expected sum of squared residuals of each task,
         :math:`\sum_n z_n \langle (y_n - w^\top \phi_n)^2 \rangle = \sum_n z_n r_n^2 + \sum_m
         (\langle w_m^2 \rangle \langle \phi_m^2 \rangle - \langle w_m \rangle^2 \langle \phi_m
         \rangle^2)`, with the last two summed over the points.
     """
-    mean, var = features
+    mean, var, *observations = table
 
-    def visit(tile, observations):
-        (weights, precision, prior), relative = tile, observations[1]
-        squares, spread = mean**2 @ relative, var @ relative
-        pairs = coordinates(squares + spread, precision, prior)
-        put = expectation(temperature)
-        visited, residual = masked_sweep(mean, observations, weights, precision, pairs, put)
-        new = PairedMeanField.of(visited, temperature)
+    def visit(tile, y, relative):
+        weights, precision, prior, noise = tile
+        now, cut = update._replace(noise=noise), parts_of(len(mean), TASK_BLOCK_SIZE)
+        squares, spread = mean**2 @ relative, 0.0 if var is None else var @ relative
+        source = MaskedRows(in_parts(mean, *cut), in_parts(squares + spread, *cut), relative)
+        residual = relative * (y - mean.T @ weights)
+        pair, residual = sweep(source, residual, weights, precision, prior, now)
+        new = now.outcome(pair, prior)
         total = jnp.sum(residual**2 / jnp.where(relative > 0, relative, 1), axis=0)
         return new, total + jnp.sum(new.product_variance(squares, spread), axis=0)
 
-    # only the means of the old factors are read, so the new factors take their memory
-    into = weights, jnp.zeros_like(precision)
-    return in_tiles(visit, (weights.mean, precision, prior), observations, into=into)
+    into = None if into is None else (into, jnp.zeros_like(precision))
+    return in_tiles(visit, (weights, precision, prior, update.noise), *observations, into=into)
 
 
 def triangle(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -271,38 +258,3 @@ def in_tiles(visit: Callable, tasks: Any, *points: Any, into: Any = None) -> Any
     into = jax.tree.map(lambda x: x.reshape(shards, each, *x.shape[1:]), into)
     results = lax.fori_loop(0, num_tiles, write, into)
     return jax.tree.map(lambda x: lax.collapse(x, 0, 2), results)
-
-
-Draws = tuple[Int[Array, "Q M"], Float[Array, "Q M"], Float[Array, "Q M"]]
-"""Spikes, slabs and the Rao-Blackwellised inclusion probabilities."""
-
-
-def gibbs_task_sweep(
-    noise: tuple[Float[Array, "Q M"], Float[Array, "Q M"]],
-    products: TaskProducts,
-    weights: Float[Array, "Q M"],
-    precision: Float[Array, " Q"],
-    prior: Prior,
-) -> Draws:
-    """Make one exact paired Gibbs sweep of all tasks at once; see :func:`task_sweep`."""
-    pair = task_sweep(products, weights, precision, prior, draw, noise)
-    return drawn(pair, noise, prior)
-
-
-def gibbs_masked_sweep(
-    noise: tuple[Float[Array, "Q M"], Float[Array, "Q M"]],
-    features: Float[Array, "M N"],
-    observations: tuple[Float[Array, "N Q"], Float[Array, "N Q"]],
-    weights: Float[Array, "Q M"],
-    precision: Float[Array, " Q"],
-    prior: Prior,
-) -> Draws:
-    """Make the same sweep from the observations, in tiles; see :func:`masked_sweep`."""
-
-    def visit(tile, observations):
-        noise, weights, precision, prior = tile
-        pairs = coordinates(features**2 @ observations[1], precision, prior)
-        visited, _ = masked_sweep(features, observations, weights, precision, pairs, draw, noise)
-        return drawn(visited, noise, prior)
-
-    return in_tiles(visit, (noise, weights, precision, prior), observations)

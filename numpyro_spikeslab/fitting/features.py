@@ -17,10 +17,10 @@ from numpyro.distributions import biject_to
 
 from numpyro_spikeslab.algebra.changing_design import AnyDesign, ChangingDesign
 from numpyro_spikeslab.algebra.coefficients import Split, TaskStatistics, whitened
-from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.families import Expectation, PairedMeanField
 from numpyro_spikeslab.algebra.observations import Grid
-from numpyro_spikeslab.algebra.pairs import Design, Prior, expectation, in_parts, predictor
-from numpyro_spikeslab.algebra.task_sweeps import task_sweep
+from numpyro_spikeslab.algebra.pairs import Design, Prior, in_parts, predictor
+from numpyro_spikeslab.algebra.task_sweeps import TaskSums, task_sweep
 from numpyro_spikeslab.fitting.function_sweeps import sweep, sweep_plain
 from numpyro_spikeslab.fitting.function_updates import white_factors, with_kernels
 from numpyro_spikeslab.fitting.posterior import (
@@ -32,7 +32,6 @@ from numpyro_spikeslab.fitting.posterior import (
     with_roles,
 )
 from numpyro_spikeslab.fitting.tasks import (
-    Gram,
     gram,
     keeps_products,
     squares_left,
@@ -250,7 +249,7 @@ class Shared(Tasks):
     """
 
     values: Float[Array, "M N"]
-    stats: Gram | None
+    stats: TaskSums | None
 
     def of(self, q: Posterior) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
         return self.values, jnp.zeros_like(self.values)
@@ -264,8 +263,8 @@ class Shared(Tasks):
             return at, q._replace(weights=weights), squares
         # the coefficients of each task are integrated out, then set given the weights
         tasks = self.without_coefficients(engine, at, q)
-        current = q.weights.mean, 1 / at.sigma2, at.prior, expectation(temperature)
-        weights = PairedMeanField.of(task_sweep(tasks.gram_form(), *current), temperature)
+        current = q.weights.mean, 1 / at.sigma2, at.prior, Expectation(temperature)
+        weights = task_sweep(tasks.sums(), *current)
         (u, values), slopes = tasks.given(weights.mean), tasks.coefficients.slopes
         squares = tasks.squares((weights.mean, weights.variance), u, slopes)
         q = q._replace(weights=weights, values=q.values | values)

@@ -2,21 +2,20 @@
 """Weights of Q tasks that share M features: updates from Gram matrices and residuals, and from
 the entries of a sparse table."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxtyping import Array, Float
 
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.families import Expectation, PairedMeanField
 from numpyro_spikeslab.algebra.observations import Grid, Sparse
-from numpyro_spikeslab.algebra.pairs import Prior, expectation
+from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks
 from numpyro_spikeslab.algebra.task_sweeps import (
-    TaskProducts,
-    masked_task_sweep,
-    task_products,
+    TaskSums,
+    masked_sweep,
     task_sweep,
 )
 from numpyro_spikeslab.reading.form import Form
@@ -29,46 +28,26 @@ Rows = Float[Array, "M N"]
 """Means or variances of the features."""
 
 
-class Gram(NamedTuple):
-    """Sums over the observations of each task, weighted by their relative precisions.
-
-    - **G** - products of the features' means; the leading axis is 1 where all tasks weigh alike.
-    - **c** - sums of the features' variances, likewise.
-    - **b** - products of the means with the observations.
-    - **yy** - of the observations with themselves.
-    """
-
-    G: Float[Array, "#Q M M"]
-    c: Float[Array, "#Q M"]
-    b: Float[Array, "Q M"]
-    yy: Float[Array, " Q"]
-
-
 def keeps_products(form: Form) -> bool:
     """Whether tasks share a Gram matrix, or have matrices of few numbers."""
     number = 1 if form.complete else form.num_tasks
     return number == 1 or number * form.num_features**2 <= GRAM_LIMIT
 
 
-def gram(at: View, mean: Rows, var: Rows) -> Gram:
+def gram(at: View, mean: Rows, var: Rows) -> TaskSums:
     """Compute the sufficient statistics of the weights."""
-    weighted, G = at.relative * at.Y, task_products(mean, mean, at.relative)
-    yy = jnp.sum(weighted * at.Y, axis=0)
-    return Gram(G, at.relative.T @ var.T, weighted.T @ mean.T, yy)
+    return TaskSums.of(at.Y, at.relative, mean, var)
 
 
 def update_weights(
-    at: View, stats: Gram, weights: PairedMeanField, temperature: Any = 1.0
+    at: View, stats: TaskSums, weights: PairedMeanField, temperature: Any = 1.0
 ) -> PairedMeanField:
     """Make one pass over the features of ``q(w_qm, s_qm)``, all tasks at once (eq. 7)."""
-    diagonal = jnp.arange(stats.b.shape[1])
-    squares = stats.G.at[:, diagonal, diagonal].add(stats.c)
-    products, put = TaskProducts(squares, stats.b), expectation(temperature)
-    pairs = task_sweep(products, weights.mean, 1 / at.sigma2, at.prior, put)
-    return PairedMeanField.of(pairs, temperature)
+    update = Expectation(temperature)
+    return task_sweep(stats, weights.mean, 1 / at.sigma2, at.prior, update)
 
 
-def squared_errors(stats: Gram, weights: Any) -> Float[Array, " Q"]:
+def squared_errors(stats: TaskSums, weights: Any) -> Float[Array, " Q"]:
     """Compute the expected sum of squared residuals of each task."""
     W, squares = weights.mean, jnp.diagonal(stats.G, axis1=1, axis2=2)
     if stats.G.shape[0] == 1:
@@ -80,12 +59,18 @@ def squared_errors(stats: Gram, weights: Any) -> Float[Array, " Q"]:
 
 
 def sweep_weights(
-    at: View, mean: Rows, var: Rows, stats: Gram | None, weights: PairedMeanField, temperature: Any
+    at: View,
+    mean: Rows,
+    var: Rows,
+    stats: TaskSums | None,
+    weights: PairedMeanField,
+    temperature: Any,
 ) -> tuple[PairedMeanField, Float[Array, " Q"]]:
     """Make one pass over the weights; return expected squared residuals of each task too."""
     if stats is None:
-        current = weights, 1 / at.sigma2, at.prior, temperature
-        return masked_task_sweep((mean, var), (at.Y, at.relative), *current)
+        current = weights.mean, 1 / at.sigma2, at.prior, Expectation(temperature)
+        # only the means of the old factors are read, so the new factors take their memory
+        return masked_sweep((mean, var, at.Y, at.relative), *current, into=weights)
     weights = update_weights(at, stats, weights, temperature)
     return weights, squared_errors(stats, weights)
 
@@ -96,7 +81,7 @@ def explained(at: View, squares: Float[Array, "#Q M"], weights: Any) -> Float[Ar
 
 
 def squares_left(at: View, mean: Rows, var: Rows, weights: Any) -> Float[Array, " Q"]:
-    """Compute :func:`squared_errors` in O(NQM), where a :class:`Gram` takes O(NQM^2)."""
+    """Compute :func:`squared_errors` in O(NQM), where a Gram matrix takes O(NQM^2)."""
     spread = weights.product_variance(*(at.over_points(x).T for x in (mean**2, var)))
     return at.squares(at.residual(weights.mean, mean)) + jnp.sum(spread, axis=1)
 
@@ -138,7 +123,7 @@ def over_columns(at: View, mean: Rows, var: Rows, of: Any) -> Any:
         if len(prior.variance) > 1:
             prior = Prior(*(x[columns] for x in prior))
         of_block = at._replace(sigma2=at.sigma2[columns], prior=prior)
-        return of(of_block, Gram(*sums), columns)
+        return of(of_block, sums, columns)
 
     side = at.layout.by_columns
     return over_blocks(side, at.sigma2.size, features, at.Y, at.relative, block)

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from numpyro.infer.gibbs import subsample_plate_sizes
 
 from numpyro_spikeslab.reading.form import Form
-from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.likelihood import AUGMENTED
+from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.probe import Verdict
 from numpyro_spikeslab.support.messages import bad
 

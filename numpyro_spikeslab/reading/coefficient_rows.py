@@ -28,7 +28,7 @@ from numpyro_spikeslab.algebra.coefficients import (
     whitened,
 )
 from numpyro_spikeslab.algebra.pairs import Design
-from numpyro_spikeslab.algebra.task_sweeps import TaskProducts
+from numpyro_spikeslab.algebra.task_sweeps import TaskSums
 from numpyro_spikeslab.reading.form import CoefficientSite, Form
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.view import View, where_observed
@@ -207,11 +207,10 @@ class TasksWithout(NamedTuple):
     coefficients: Coefficients
     statistics: TaskStatistics
 
-    def gram_form(self) -> TaskProducts:
-        """Return products of the features, and features in K directions whose products add."""
-        J, e = self.coefficients.without()
-        linear = self.statistics.b + jnp.einsum("qkm,qk->qm", J, e)
-        return TaskProducts(self.statistics.G, linear, J)
+    def sums(self) -> TaskSums:
+        """Return sums of the features, and features in K directions whose products add."""
+        (J, e), outside = self.coefficients.without(), self.statistics.outside
+        return outside._replace(b=outside.b + jnp.einsum("qkm,qk->qm", J, e), extra=J)
 
     def given(
         self, w: Float[Array, "Q M"], noise: Float[Array, "Q C"] | None = None
@@ -232,7 +231,7 @@ class TasksWithout(NamedTuple):
         :param moments: means and variances of the weights.
         :param u: deviations of the coefficients at the means of the weights, and their slopes.
         """
-        (mean, var), (J, E, e, *_), sums = moments, self.coefficients, self.statistics
+        (mean, var), (J, E, e, *_), sums = moments, self.coefficients, self.statistics.outside
         inside = e - times(J, mean) - times(E, u)
         per_weight = jnp.diagonal(sums.G, axis1=1, axis2=2) + jnp.sum((J + E @ slopes) ** 2, axis=1)
         outside = sums.yy + jnp.sum(mean * (times(sums.G, mean) - 2 * sums.b), axis=1)

@@ -2,7 +2,6 @@
 """Draws of spike-and-slab weights and of coefficients given everything else."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
@@ -12,7 +11,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra import flips, pattern_sweeps
+from numpyro_spikeslab.algebra import flips
 from numpyro_spikeslab.algebra.active_set import CollapsedRegression
 from numpyro_spikeslab.algebra.coefficients import split, whitened
 from numpyro_spikeslab.algebra.heredity import HereditaryPrior
@@ -20,20 +19,20 @@ from numpyro_spikeslab.algebra.observations import Grid
 from numpyro_spikeslab.algebra.pairs import (
     MAX_ALL,
     Design,
+    Draw,
+    Draws,
     Prior,
     feature_rows,
-    gibbs_sweep,
     predictor,
 )
 from numpyro_spikeslab.algebra.part_of_columns import sweep_some
 from numpyro_spikeslab.algebra.partition import Partition
+from numpyro_spikeslab.algebra.pattern_sweeps import gibbs_sweep
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks
 from numpyro_spikeslab.algebra.task_sweeps import (
-    Draws,
-    TaskProducts,
-    gibbs_masked_sweep,
-    gibbs_task_sweep,
-    task_products,
+    TaskSums,
+    masked_sweep,
+    task_sweep,
 )
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 from numpyro_spikeslab.models.primitives import weights
@@ -140,14 +139,14 @@ def _draw_columns(
     numbers = flips.Numbers.draw(key, current) if moves and alone.sum() > 1 else None
     noise = logistic_and_normal(key, current) if numbers is None else numbers.pairs
     spikes, slabs = (x[0] for x in now.weights())
-    drawn, sweep = (spikes.astype(int), slabs, spikes), gibbs_sweep
+    drawn = spikes.astype(int), slabs, spikes
+    sets = Partition(current.size)
     if groups is not None or pair.heredity is not None:
         # what needs others is visited one after the other, too
         sets = Partition.of_spikes(groups or range(current.size), 2 if pair.heredity is None else 1)
-        sweep = partial(pattern_sweeps.gibbs_sweep, sets)
     if single:
         residual = target - predictor(design, current)
-        drawn = sweep(noise, design, residual, current, precision, prior)
+        drawn = gibbs_sweep(sets, noise, design, residual, current, precision, prior)
     if numbers is not None:
         problem = CollapsedRegression(design, gram, target, precision, prior)
         if not alone.all():
@@ -177,8 +176,8 @@ def _draw_table(key: Array, now: Current) -> tuple[Draws, DrawCoefficients]:
     if sites and form.of_tasks:
         statistics = reading.task_statistics if sites == form.of_tasks else None
         tasks = tasks_without(sites, at, now.values, phi, reading.covariates, statistics)
-        noise = logistic_and_normal(key, current)
-        drawn = gibbs_task_sweep(noise, tasks.gram_form(), current, 1 / at.sigma2, at.prior)
+        update = Draw(logistic_and_normal(key, current))
+        drawn = task_sweep(tasks.sums(), current, 1 / at.sigma2, at.prior, update)
     else:
         drawn = draw_tasks(key, at, phi, current)
 
@@ -208,19 +207,16 @@ def draw_tasks(
     Memory grows with the observations: Gram matrices belong to all tasks together, to a tile of
     tasks, or to a block of the columns of a sparse table.
     """
-    noise, precision, prior = logistic_and_normal(key, current), 1 / at.sigma2, at.prior
+    update, now = Draw(logistic_and_normal(key, current)), (current, 1 / at.sigma2, at.prior)
     if isinstance(at.layout, Grid) and at.relative.shape[1] > 1:
-        return gibbs_masked_sweep(noise, phi, (at.Y, at.relative), current, precision, prior)
+        return masked_sweep((phi, None, at.Y, at.relative), *now, update)[0]
     if isinstance(at.layout, Grid):
-        gram, linear = task_products(phi, phi, at.relative), (at.relative * at.Y).T @ phi.T
-        return gibbs_task_sweep(noise, TaskProducts(gram, linear), current, precision, prior)
+        return task_sweep(TaskSums.of(at.Y, at.relative, phi), *now, update)
 
     def draw(sums, columns):
-        parts = (current, precision, noise)
-        weights, tau, normals = jax.tree.map(lambda x: x[columns], parts)
-        shared = len(prior.variance) == 1
-        of_columns = prior if shared else Prior(*(x[columns] for x in prior))
-        return gibbs_task_sweep(normals, TaskProducts(sums.G, sums.b), weights, tau, of_columns)
+        # all columns may have one row of the prior
+        parts = jax.tree.map(lambda x: x[columns % len(x)], (*now, update))
+        return task_sweep(sums._replace(c=None), *parts)
 
     features = phi.T, jnp.zeros((phi.shape[1], 0), phi.dtype), jnp.ones_like(phi[0])
     return over_blocks(at.layout.by_columns, len(current), features, at.Y, at.relative, draw)

@@ -94,7 +94,8 @@ def test_what_is_integrated_out_adds_to_the_covariance_of_the_observations(preci
     """Also where columns are not centred, in single precision."""
     case = case_of(kind, mean)
     J, e = case.coefficients.without()
-    G, b = case.sums if kind == "columns" else (case.sums.G, case.sums.b)
+    outside = case.sums if kind == "columns" else case.sums.outside
+    G, b = outside[:2]
     gram = G + jnp.einsum("qkm,qkn->qmn", J, J, precision="float32")
     linear = b + jnp.einsum("qkm,qk->qm", J, e, precision="float32")
     for q in range(len(case.sigma2)):

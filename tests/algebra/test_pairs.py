@@ -17,18 +17,18 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import pairs, task_sweeps
 from numpyro_spikeslab.algebra.changing_design import ChangingDesign
-from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.families import Expectation, PairedMeanField
+from numpyro_spikeslab.algebra.partition import Partition
+from numpyro_spikeslab.algebra.pattern_sweeps import gibbs_sweep
 from numpyro_spikeslab.algebra.task_sweeps import (
-    TaskProducts,
-    gibbs_masked_sweep,
-    gibbs_task_sweep,
-    masked_task_sweep,
+    TaskSums,
+    masked_sweep,
     task_sweep,
 )
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 
 # compiled once for all tests of the same shapes
-run_sweep = jax.jit(pairs.Design.sweep, static_argnames="put")
+run_sweep = jax.jit(pairs.sweep)
 
 
 # Truth against another truth: the enumeration that the other tests compare with
@@ -68,7 +68,7 @@ def test_the_conditional_is_that_of_numerical_integration(precision, strength, l
     moments = [np.trapezoid(grid**power * joint, grid) for power in range(3)]
     null = np.exp(stats.norm.logpdf(y, scale=PRECISION**-0.5).sum())
     design, residual, w, prior = arrays(feature[:, None], y, np.zeros(1), [log_odds], [variance])
-    _, pair = run_sweep(design, residual, w, PRECISION, prior, pairs.expectation())
+    pair, _ = run_sweep(design, residual, w, PRECISION, prior, Expectation())
     mean = moments[1] / moments[0]
     expected = (log_odds + np.log(moments[0] / null), mean, moments[2] / moments[0] - mean**2)
     tolerance = {"float32": 2e-4, "float64": 1e-6}[precision]
@@ -78,17 +78,17 @@ def test_the_conditional_is_that_of_numerical_integration(precision, strength, l
 # Blocks, tiles and devices change nothing
 
 
-def puts(put, shape, seed=1):
-    """What a sweep puts back, its noise, and the same in numpy for single entries."""
+def updates(put, shape, seed=1):
+    """The update of a sweep, and what it puts back in numpy for single entries."""
     rng = np.random.default_rng(seed)
     logistic, normal = rng.logistic(size=shape), rng.normal(size=shape)
     if put == "expectation":
-        return pairs.expectation(1.7), None, lambda _, odds, loc, var: expit(odds / 1.7) * loc
+        return Expectation(1.7), lambda _, odds, loc, var: expit(odds / 1.7) * loc
 
     def draw(index, odds, loc, variance):
         return (odds > logistic[index]) * (loc + np.sqrt(variance) * normal[index])
 
-    return pairs.draw, (jnp.asarray(logistic), jnp.asarray(normal)), draw
+    return pairs.Draw((jnp.asarray(logistic), jnp.asarray(normal))), draw
 
 
 @pytest.mark.parametrize("put", ["expectation", "draw"])
@@ -96,11 +96,11 @@ def puts(put, shape, seed=1):
 def test_a_sweep_of_a_design_visits_one_feature_after_the_other(precision, put, size, block_size):
     arguments = X, y, *_ = problem(size, kind="duplicated" if size > 1 else "correlated")
     design, residual, w, prior = arrays(*arguments, block_size)
-    chosen, noise, weight = puts(put, size)
-    residual, pair = run_sweep(design, residual, w, PRECISION, prior, chosen, noise=noise)
+    update, weight = updates(put, size)
+    pair, residual = run_sweep(design, residual, w, PRECISION, prior, update)
     expected, conditionals = one_by_one(*arguments, weight)
     close(residual, y - X @ expected, precision)
-    close(chosen(pair, noise), expected, precision)
+    close(update.put(pair, update.noise), expected, precision)
     for x, y in zip(pair, conditionals, strict=True):
         close(x, y, precision)
 
@@ -116,10 +116,10 @@ def test_a_design_is_whitened_and_split_in_the_sweep(precision, with_covariates)
     y = columns[:, 0] + rng.normal(size=len(columns))
     rows = pairs.in_parts(jnp.asarray(X.T), 3, 3)
     design = ChangingDesign(rows, *(jnp.asarray(x, float) for x in (whitening, basis, root)))
-    chosen, _, weight = puts("expectation", 7)
+    update, weight = updates("expectation", 7)
     arguments = jnp.asarray(y - columns @ w), jnp.asarray(w), PRECISION
-    arguments = *arguments, pairs.Prior(*map(jnp.asarray, prior)), chosen
-    residual, pair = jax.jit(ChangingDesign.sweep, static_argnames="put")(design, *arguments)
+    arguments = *arguments, pairs.Prior(*map(jnp.asarray, prior)), update
+    pair, residual = run_sweep(design, *arguments)
     expected, conditionals = one_by_one(columns, y, w, *prior, weight)
     close(residual, y - columns @ expected, precision)
     for x, y in zip(pair, conditionals, strict=True):
@@ -175,22 +175,26 @@ def test_sweeps_of_tasks_visit_one_feature_after_the_other(precision, kind, cut,
     y, w = rng.normal(size=(N, Q)), rng.normal(size=(Q, M))
     rows = 1 if one_row else Q
     log_odds, variance = rng.normal(size=(rows, M)), rng.uniform(0.3, 3.0, (rows, M))
-    chosen, noise, weight = puts(put, (Q, M))
+    update, weight = updates(put, (Q, M))
     prior, tau = pairs.Prior(*map(jnp.asarray, (log_odds, variance))), jnp.full(Q, PRECISION)
     weighed = relative if "own" in kind else relative[:, :1]
     gram = jnp.asarray(np.einsum("mn,kn,nq->qmk", features, features, weighed))
     linear = jnp.asarray((features @ (relative * y)).T)
-    products = TaskProducts(gram, linear, jnp.asarray(extra) if "extra" in kind else None)
-    result = task_sweep(products, jnp.asarray(w), tau, prior, chosen, noise)
+    products = TaskSums(
+        gram, linear, jnp.zeros(Q), extra=jnp.asarray(extra) if "extra" in kind else None
+    )
+    result = task_sweep(products, jnp.asarray(w), tau, prior, update)
     for q in range(Q):
         root = np.sqrt(relative[:, q])[:, None]
         X = np.concatenate([root * features.T, extra[q]])
         target = np.concatenate([root[:, 0] * y[:, q], np.zeros(2)])
         row = (x[0 if one_row else q] for x in (log_odds, variance))
         put_q = lambda m, *pair, q=q: weight((q, m), *pair)  # noqa: E731
-        _, expected = one_by_one(X, target, w[q], *row, put_q)
-        for x, e in zip(result, expected, strict=True):
-            close(x[q], e, precision)
+        expected, conditionals = one_by_one(X, target, w[q], *row, put_q)
+        mean = result.mean if put == "expectation" else result.spikes * result.slabs
+        probs = expit(conditionals[0] / (1.7 if put == "expectation" else 1.0))
+        close(mean[q], expected, precision)
+        close(result.probs[q], probs, precision)
 
 
 def masked_tasks(var=0.0):
@@ -212,13 +216,13 @@ MASKED_CUTS = pytest.mark.parametrize("cut", [(3, 1, 2), (3, 2, 3), (512, 4, 8)]
 def test_draws_of_tiles_are_those_of_gram_matrices(precision, cut):
     """Chains of many tasks with missing entries have the memory of their observations."""
     features, _, y, relative, w, tau, gram, linear, prior = masked_tasks()
-    noise = logistic_and_normal(random.key(0), w)
-    expected = gibbs_task_sweep(noise, TaskProducts(gram, linear), w, tau, prior)
-    spikes, slabs, probs = gibbs_masked_sweep(noise, features, (y, relative), w, tau, prior)
+    arguments = w, tau, prior, pairs.Draw(logistic_and_normal(random.key(0), w))
+    expected = task_sweep(TaskSums(gram, linear, jnp.zeros(Q)), *arguments)
+    (spikes, slabs, probs), _ = masked_sweep((features, None, y, relative), *arguments)
     np.testing.assert_array_equal(spikes, expected[0])
     close(slabs, expected[1], precision)
     close(probs, expected[2], precision)
-    memory = jax.jit(gibbs_masked_sweep).lower(noise, features, (y, relative), w, tau, prior)
+    memory = jax.jit(masked_sweep).lower((features, None, y, relative), *arguments)
     assert f"{Q}x{M}x{M}x" not in memory.as_text()
 
 
@@ -226,12 +230,12 @@ def test_draws_of_tiles_are_those_of_gram_matrices(precision, cut):
 def test_expectations_of_tiles_have_the_squares_of_gram_matrices(precision, cut):
     """The variance of a feature comes with the square of a weight, whatever its mean."""
     mean, var, y, relative, w, tau, gram, linear, prior = masked_tasks(0.5)
-    odds, loc, variance = task_sweep(
-        TaskProducts(gram, linear), w, tau, prior, pairs.expectation(1.5)
-    )
+    arguments = w, tau, prior, Expectation(1.5)
+    expected = task_sweep(TaskSums(gram, linear, jnp.zeros(Q)), *arguments)
     weights = PairedMeanField(jnp.full((Q, M), 0.5), 2 * w, jnp.ones((Q, M)))
-    new, squares = masked_task_sweep((mean, var), (y, relative), weights, tau, prior, 1.5)
-    for x, e in zip(new, (expit(np.asarray(odds) / 1.5), loc, np.sqrt(variance)), strict=True):
+    table = mean, var, y, relative
+    new, squares = masked_sweep(table, *arguments, into=weights)
+    for x, e in zip(new, expected, strict=True):
         close(x, e, precision)
     W = np.asarray(new.mean)
     second = np.einsum("qmk,qm,qk->q", gram, W, W) + np.einsum("qmm,qm->q", gram, new.variance)
@@ -247,7 +251,8 @@ def test_expectations_of_tiles_have_the_squares_of_gram_matrices(precision, cut)
 def gibbs_sweeps(key, design, residual, weights, prior):
     """One sweep from each of many weights."""
     noise = logistic_and_normal(key, weights)
-    return pairs.gibbs_sweep(noise, design, residual, weights, PRECISION, prior)
+    partition = Partition(len(weights))
+    return gibbs_sweep(partition, noise, design, residual, weights, PRECISION, prior)
 
 
 @pytest.mark.parametrize("kind", truth.DESIGNS)
