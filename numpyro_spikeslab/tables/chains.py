@@ -21,15 +21,14 @@ from numpyro.infer import NUTS, Gibbs
 
 from numpyro_spikeslab import models
 from numpyro_spikeslab.algebra.heredity import Heredity
-from numpyro_spikeslab.fitting import single_effects
 from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.paired_guide import PairedGuide
 from numpyro_spikeslab.fitting.posterior import strong
 from numpyro_spikeslab.fitting.run import STILL
-from numpyro_spikeslab.fitting.variational import log_densities
+from numpyro_spikeslab.fitting.variational import FitStatistics, log_densities
 from numpyro_spikeslab.models.responses import ROUNDING, ResponseKind, response_kind
 from numpyro_spikeslab.reading.program import RUN_ONCE
-from numpyro_spikeslab.reporting.arviz_data import SETS, posterior
+from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
 from numpyro_spikeslab.support.precision import full_precision
 from numpyro_spikeslab.tables.checks import checked_count
@@ -155,14 +154,10 @@ def padded(size: int) -> int:
 
 
 class TableFit(NamedTuple):
-    """A fit as arrays: draws, their log densities under model and guide, inclusion probabilities,
-    what credible sets need, and the last two bounds."""
+    """A fit as arrays: draws, their statistics, and the last two bounds."""
 
     draws: dict[str, Any]
-    log_p: Float[Array, " S"]
-    log_q: Float[Array, " S"]
-    probs: Float[Array, " P"]
-    effects: Any
+    statistics: FitStatistics
     bounds: Float[Array, " 2"]
 
 
@@ -213,13 +208,9 @@ def _fit(keys: Any, model: TableModel, table: Table, size: int) -> TableFit:
     draws = guide.sample_posterior(key_draws, params, columns, sample_shape=(size,), **data)
     latents = {name: x for name, x in draws.items() if name != "w"}
     latents |= guide.auxiliary_values(latents)
-    return TableFit(
-        draws,
-        *log_densities(svi, params, latents, (columns,), data),
-        guide.inclusion_probabilities(params)["w"],
-        guide.effects(params, columns, **data),
-        -result.losses[-2:],
-    )
+    densities = log_densities(svi, params, latents, (columns,), data)
+    probs, effects = guide.inclusion_probabilities(params), guide.effects(params, columns, **data)
+    return TableFit(draws, FitStatistics(*densities, probs, effects), -result.losses[-2:])
 
 
 def _kernel(model: TableModel, table: Table, sites: Iterable[str]) -> Any:
@@ -350,14 +341,8 @@ def _tree_of_fit(fitted: TableFit, sizes: dict[str, int]) -> xr.DataTree:
         # of the caller, past the decorator
         warnings.warn(f"sparse_regression: {text}. {remedy}", stacklevel=5)
     draws = posterior(_tree(fitted.draws, sizes, ["sample"]))
-    ratios = {"log_ratio": ("sample", fitted.log_p - fitted.log_q)}
-    stats = xr.Dataset(ratios, {"sample": draws["sample"]})
-    shape = len(fitted.log_p), sizes["w"]
-    stats[PROBABILITIES] = draws["w"].dims, np.broadcast_to(fitted.probs[: sizes["w"]], shape)
-    if fitted.effects is not None:
-        sets = single_effects.sets_of(fitted.effects, range(sizes["w"]))
-        stats[f"{SETS}.w"] = ("set", "feature"), single_effects.shares_of(sets, sizes["w"])
-    stats.attrs["bound"] = float(bound)
+    probs = {"w": fitted.statistics.probs["w"][: sizes["w"]]}
+    stats = fitted.statistics._replace(probs=probs).of_draws(draws, bound)
     return xr.DataTree.from_dict({"posterior": draws, "sample_stats": stats})
 
 

@@ -73,10 +73,9 @@ def sparse_regression(
       ``credible_set``, the number of its 95% credible set, -1 for none (see
       :func:`~numpyro_spikeslab.credible_sets`); ``is_constant``, whether the column is constant in
       the table. The attribute ``k_hat`` is above 0.7 if the draws of the fit are far from the
-      posterior given its noise, slab scale and inclusion probability. Where they are all of one
-      model, as of one without columns, it is infinite if the chains include 0.2 columns more, or
-      less, on average, and else NaN. The attribute ``expected_size`` is the number of columns that
-      were expected to matter;
+      posterior given its noise, slab scale and inclusion probability; NaN where they are all of one
+      model, as of one without columns, since their importance ratios are equal then. The attribute
+      ``expected_size`` is the number of columns that were expected to matter;
     - ``cavi``: ArviZ data of the fit, for
       ``nss.compare({"chains": dt, "CAVI": dt["cavi"]}, "w", "chains")``, or for ``nss.summary``,
       whose column ``alternatives`` names columns that could replace those that CAVI has picked;
@@ -231,9 +230,6 @@ def summarised(
         rows["cavi"] = inclusion(cavi, "w")
         rows["cavi_is_off"] = abs(rows["cavi"] - rows["inclusion"]) > OFF
         rows.attrs["k_hat"] = k_hat(cavi)
-        # of draws of one model alone there is no tail to look at
-        if np.isnan(rows.attrs["k_hat"]) and abs((rows["cavi"] - rows["inclusion"]).sum()) > OFF:
-            rows.attrs["k_hat"] = np.inf
         likely = (rows[["cavi", "inclusion"]] > 0.5) & (tree["constant_data"][f"{PRIOR}.w"] < 1)
         found = int((likely["inclusion"] & rows["cavi_is_off"]).sum())
         if found and not likely["cavi"].any():
