@@ -18,7 +18,7 @@ import numpyro_spikeslab as nss
 from numpyro_spikeslab.fitting.variational import FitStatistics
 from numpyro_spikeslab.reporting import arviz_data as reading
 from numpyro_spikeslab.tables import chains as table_chains, regression, units as table_units
-from numpyro_spikeslab.tables.checks import checked_size
+from numpyro_spikeslab.tables.columns import checked_size
 
 SHORT = "ignore:sparse_regression. chains disagree", "ignore:sparse_regression. the fit includes no"
 pytestmark = pytest.mark.filterwarnings("error", *SHORT)
@@ -363,7 +363,7 @@ TABLES = {
 }
 RESPONSES = {
     "masked response": (np.ma.masked_less(Y, 90.0), "y: got .* masked values"),
-    "other rows": (pd.Series(Y)[::-1], r"y: got another index .* y\.loc\[X\.index\]"),
+    "other rows": (pd.Series(Y)[::-1], r"y: got the labels .* y\.loc"),
     "a row less": (Y[:-1], r"y: got the shape \(29,\), expected \(30,\)"),
     "infinity": (np.where(Y > 90, Y, np.inf), "y: got inf in row 3, the first of 9"),
     "a column": (pd.DataFrame({"y": Y}), r"y: got the shape .* Use y\[:, 0\], or y\.iloc"),
@@ -372,7 +372,7 @@ RESPONSES = {
 }
 OPTIONS = {
     "columns less": ({"X_new": X.to_numpy()[:, :3]}, r"X_new: got the shape \(30, 3\)"),
-    "other order": ({"X_new": X[NAMES[::-1]]}, r"X_new: got the columns \['lot'"),
+    "other order": ({"X_new": X[NAMES[::-1]]}, r"X_new: got the labels \['lot'"),
     "expected size": ({"expected_size": 4}, "expected_size: got 4, expected a number betw"),
     "no chain": ({"num_chains": 0}, "num_chains: got 0, expected a whole number, at least 1"),
     "half chains": ({"num_chains": 2.0}, "num_chains: got 2.0, expected a whole number"),
