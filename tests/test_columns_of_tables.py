@@ -14,7 +14,7 @@ from numpyro_spikeslab.models.responses import response_kind
 from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.tables.checks import checked_rows, checked_table
 from numpyro_spikeslab.tables.columns import checked_columns
-from numpyro_spikeslab.tables.formula import formula_table
+from numpyro_spikeslab.tables.formula import Given, formula_table
 from numpyro_spikeslab.tables.units import standardised
 
 pytestmark = pytest.mark.filterwarnings("error", "ignore:sparse_regression. chains disagree")
@@ -97,12 +97,10 @@ def test_chains_agree_with_sums_over_models():
     np.testing.assert_allclose(tree["constant_data"]["prior_inclusion.w"][:4], PRIOR[:4])
 
 
-def arguments_of_model(X, y, likelihood="normal", weights=None, offset=None, totals=None, **more):
-    columns = dict(always=(), groups=None, inclusion=None) | more
-    rows = checked_rows(X, y, weights, offset, totals, likelihood)
-    kind, names = response_kind(likelihood), pd.Index(X.columns)
-    columns = checked_columns(names, *columns.values())
-    return standardised(checked_table(X), rows, columns, kind)
+def arguments_of_model(X, y, likelihood="normal", weights=None, offset=None, totals=None):
+    kind, given, table = response_kind(likelihood), Given(X, y, None, (), None), checked_table(X)
+    rows = checked_rows(given, table, kind, weights, offset, totals)
+    return standardised(table, rows, np.zeros(X.shape[1], bool), kind)
 
 
 def test_counted_rows_are_repeated_rows():
@@ -111,9 +109,8 @@ def test_counted_rows_are_repeated_rows():
     index = np.repeat(np.arange(24), counts)
     scales, weighted = arguments_of_model(X, y, "logit", counts)
     _, repeated = arguments_of_model(X.iloc[index], y.iloc[index], "logit")
-    assert scales.num_rows == len(index) == len(weighted[0])
-    for got, expected in zip(weighted, repeated, strict=True):
-        np.testing.assert_array_equal(got, expected)
+    assert scales.num_rows == len(index) == len(weighted["X"])
+    np.testing.assert_equal(weighted, repeated)
 
 
 def test_rows_without_trials_are_left_out():
@@ -123,8 +120,7 @@ def test_rows_without_trials_are_left_out():
     some = totals > 0
     _, left = arguments_of_model(X[some], (totals // 2)[some], "binomial", totals=totals[some])
     assert scales.num_rows == 16
-    for got, expected in zip(data, left, strict=True):
-        np.testing.assert_array_equal(got, expected)
+    np.testing.assert_equal(data, left)
 
 
 def test_the_unit_of_weights_is_that_of_the_noise():
@@ -132,8 +128,8 @@ def test_the_unit_of_weights_is_that_of_the_noise():
     one, data = arguments_of_model(X, y, weights=weights)
     two, same = arguments_of_model(X, y, weights=4.0 * weights)
     assert two.noise == pytest.approx(2.0 * one.noise)
-    for got, expected in zip(same[:2], data[:2], strict=True):
-        np.testing.assert_allclose(got, expected, rtol=1e-5)
+    for name in "X", "y":
+        np.testing.assert_allclose(same[name], data[name], rtol=1e-5)
 
 
 @pytest.mark.parametrize("likelihood", ["normal", "student"])
@@ -141,8 +137,8 @@ def test_offsets_are_subtracted_from_numbers(likelihood):
     X, y, _, offset = table()
     _, data = arguments_of_model(X, y, likelihood, offset=offset)
     _, shifted = arguments_of_model(X, y - offset, likelihood)
-    np.testing.assert_array_equal(data[1], shifted[1])
-    assert data[3] is shifted[3] is None
+    np.testing.assert_array_equal(data["y"], shifted["y"])
+    assert data.keys() == shifted.keys() == {"X", "y"}
 
 
 def test_groups_are_lists_or_labels():
@@ -207,9 +203,13 @@ MESSAGES = {
     "twice": ({"groups": [["age", "lot"], ["lot"]]}, "groups: got a column that is in two"),
     "labels": ({"groups": ["a", "b"]}, "groups: got 2 labels, expected 5"),
     "no labels": ({"groups": [None, 1, 1, 2, 3]}, "groups: got 5 labels, expected 5"),
-    "one": ({"inclusion": 1.0}, "inclusion: got 1.0, .* `always`"),
-    "inclusion": ({"inclusion": [0.5, 0.5]}, "a number, or 5 for the columns"),
-    "order": ({"inclusion": pd.Series(PRIOR, NAMES[::-1])}, "inclusion: got another index"),
+    "one": ({"inclusion": 1.0}, "inclusion: got 1, .* `always`"),
+    "inclusion": ({"inclusion": [0.5, 0.5]}, r"inclusion: got the shape \(2,\), expected a number"),
+    "order": ({"inclusion": pd.Series(PRIOR, NAMES[::-1])}, "inclusion: got the labels"),
+    "order of labels": (
+        {"groups": pd.Series(list("abbcd"), NAMES[::-1])},
+        r"groups: got the labels \['lot'.*, expected one for each column of X in order",
+    ),
     "within": ({"groups": GROUPS, "inclusion": PRIOR[::-1]}, "several probabilities in a group"),
     "size": ({"inclusion": 0.5, "expected_size": 2.0}, "expected_size: got 2.0, expected None"),
     "shape": ({"weights": WEIGHTS[1:]}, r"weights: got the shape \(23,\)"),
@@ -218,7 +218,7 @@ MESSAGES = {
         {"weights": WEIGHTS, "likelihood": "logit", "y": CLASSES},
         "weights: .* how many times",
     ),
-    "rows": ({"offset": pd.Series(OFFSET)[::-1]}, r"offset: got another index .*offset\.loc"),
+    "rows": ({"offset": pd.Series(OFFSET)[::-1]}, r"offset: got the labels .*offset\.loc"),
     "explained": ({"offset": Y}, "y: got 0.* in every row"),
     "no response": ({"y": None}, "y: got None"),
     "data": ({"data": X}, "data: got a DataFrame, expected None. Write"),

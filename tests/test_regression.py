@@ -15,9 +15,10 @@ from jax import random
 import jax.numpy as jnp
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.fitting.variational import FitStatistics
 from numpyro_spikeslab.reporting import arviz_data as reading
 from numpyro_spikeslab.tables import chains as table_chains, regression, units as table_units
-from numpyro_spikeslab.tables.checks import checked_size
+from numpyro_spikeslab.tables.columns import checked_size
 
 SHORT = "ignore:sparse_regression. chains disagree", "ignore:sparse_regression. the fit includes no"
 pytestmark = pytest.mark.filterwarnings("error", *SHORT)
@@ -105,19 +106,6 @@ def test_a_constant_column_has_the_weight_zero(tree):
 def test_constant_columns_are_named(tree):
     constant = tree["summary"]["is_constant"]
     assert constant.to_series().to_dict() == {name: name == "batch" for name in NAMES}
-
-
-@pytest.mark.parametrize(("agrees", "expected"), [(False, np.inf), (True, np.nan)])
-def test_a_fit_of_one_model_is_flagged_if_the_chains_have_others(tree, agrees, expected):
-    """Its draws have one importance ratio, of which k-hat says nothing."""
-    one = tree.copy(deep=True)
-    stats = one["cavi"]["sample_stats"]
-    stats["log_ratio"] = xr.ones_like(stats["log_ratio"])
-    probs = tree["summary"]["inclusion"] if agrees else 0.0
-    stats[table_chains.PROBABILITIES] = xr.zeros_like(stats[table_chains.PROBABILITIES]) + probs
-    used = ~tree["summary"]["is_constant"]
-    summary = regression.summarised(one, table()[0].to_numpy(), used, 0.4)
-    np.testing.assert_equal(summary.attrs["k_hat"], expected)
 
 
 @pytest.mark.parametrize("part", ["/", "cavi"])
@@ -328,7 +316,8 @@ def test_chains_go_on_until_they_agree():
 
 def test_a_fit_that_has_not_ended_is_named():
     w = np.zeros((4, 2))
-    fit = table_chains.TableFit({"w": w}, w[:, 0], w[:, 0], w[0], None, np.array([-9.0, -9.0]))
+    statistics = FitStatistics(w[:, 0], w[:, 0], {"w": w[0]}, None)
+    fit = table_chains.TableFit({"w": w}, statistics, np.array([-9.0, -9.0]))
     sizes = dict.fromkeys(("w", "w_spike"), 2)
     assert table_chains._tree_of_fit(fit, sizes)["sample_stats"].attrs["bound"] == -9.0
     with pytest.warns(UserWarning, match="the bound still moves after 1000 steps .* r_hat"):
@@ -374,7 +363,7 @@ TABLES = {
 }
 RESPONSES = {
     "masked response": (np.ma.masked_less(Y, 90.0), "y: got .* masked values"),
-    "other rows": (pd.Series(Y)[::-1], r"y: got another index .* y\.loc\[X\.index\]"),
+    "other rows": (pd.Series(Y)[::-1], r"y: got the labels .* y\.loc"),
     "a row less": (Y[:-1], r"y: got the shape \(29,\), expected \(30,\)"),
     "infinity": (np.where(Y > 90, Y, np.inf), "y: got inf in row 3, the first of 9"),
     "a column": (pd.DataFrame({"y": Y}), r"y: got the shape .* Use y\[:, 0\], or y\.iloc"),
@@ -383,7 +372,7 @@ RESPONSES = {
 }
 OPTIONS = {
     "columns less": ({"X_new": X.to_numpy()[:, :3]}, r"X_new: got the shape \(30, 3\)"),
-    "other order": ({"X_new": X[NAMES[::-1]]}, r"X_new: got the columns \['lot'"),
+    "other order": ({"X_new": X[NAMES[::-1]]}, r"X_new: got the labels \['lot'"),
     "expected size": ({"expected_size": 4}, "expected_size: got 4, expected a number betw"),
     "no chain": ({"num_chains": 0}, "num_chains: got 0, expected a whole number, at least 1"),
     "half chains": ({"num_chains": 2.0}, "num_chains: got 2.0, expected a whole number"),

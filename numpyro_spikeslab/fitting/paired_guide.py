@@ -20,9 +20,9 @@ from numpyro_spikeslab.fitting.model_sites import ModelSites
 from numpyro_spikeslab.fitting.pattern_factors import PatternFactors
 from numpyro_spikeslab.fitting.points import init_to_prior_mean
 from numpyro_spikeslab.fitting.predict import checked_rows, predict, refuse_traced, transform
+from numpyro_spikeslab.fitting.single_effects import Effects, effects_of
 from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.program import compiled
-from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import full_precision
 
@@ -246,38 +246,18 @@ class PairedGuide(SpikeSlabGuide):
             expected = "columns of one design, as in `X @ w`, with a spike each, and no blocks"
             remedy = "For draws there is numpyro_spikeslab.credible_sets."
             raise bad("PairedGuide.credible_sets", got, expected, remedy)
-        columns = single_effects.columns_of(reading.form, site)
-        effects = self._effects(reading, params)
+        columns = single_effects.columns_of(reading.form.pairs, site)
+        effects = compiled(partial(effects_of, reading), self.pack(reading, params))
         sets = single_effects.sets_of(effects, columns, coverage, min_correlation)
-        return single_effects.table_of(sets, reading.form)
-
-    def _effects(self, reading: Reading, params: dict[str, Any]) -> single_effects.Effects:
-        of = partial(single_effects.effects_of, reading)
-        return compiled(of, self.pack(reading, params))
+        return single_effects.table_of(sets, reading.form.pairs)
 
     @full_precision
-    def effects(
-        self, params: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> single_effects.Effects | None:
+    def effects(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> Effects | None:
         """Compute what credible sets need, also within ``jit``; `None` if there are none."""
         reading = self._read(args, kwargs)
         if single_effects.misfit(reading.form, self.blocks):
             return None
-        return self._effects(reading, params)
-
-    @full_precision
-    def set_shares(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Compute the ``shares`` of all S credible sets by their defaults, NaN for other columns.
-
-        :return: ``{name: array of shape (S, ...)}``, empty if the weights multiply no columns.
-        """
-        reading = self._read(args, kwargs)
-        if single_effects.misfit(reading.form, self.blocks):
-            return {}
-        form, effects = reading.form, self._effects(reading, params)
-        sets = single_effects.sets_of(effects, range(form.size))
-        shares = single_effects.shares_of(sets, form.size)
-        return single_effects.shares_by_site(shares, form)
+        return compiled(partial(effects_of, reading), self.pack(reading, params))
 
     @full_precision
     def to_init_params(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Credible sets of a fit: the columns that could carry an effect instead of the included one."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -97,7 +97,7 @@ class CredibleSet(NamedTuple):
 
 def sets_of(
     effects: Effects,
-    columns: range,
+    columns: Sequence[int],
     coverage: float = COVERAGE,
     min_correlation: float = MIN_CORRELATION,
 ) -> Iterator[CredibleSet]:
@@ -137,25 +137,23 @@ def misfit(form: Form, blocks: Any) -> str:
     return "" if form.groups is None else f"weights among {names} that share spikes"
 
 
-def columns_of(form: Form, site: str | None) -> range:
+def columns_of(pairs: Any, site: str | None) -> list[int]:
     """Return the columns of a site, or of all."""
-    names = [pair.name for pair in form.pairs]
+    names = [pair.name for pair in pairs for _ in range(pair.size)]
     if site not in (None, *names):
-        user = "PairedGuide.credible_sets: site"
-        raise bad(user, repr(site), f"one of {names}, the weights of the model")
-    ends = np.cumsum([0, *(pair.size for pair in form.pairs)]).tolist()
-    first = 0 if site is None else names.index(site)
-    return range(ends[first], ends[-1 if site is None else first + 1])
+        user, expected = "PairedGuide.credible_sets: site", [pair.name for pair in pairs]
+        raise bad(user, repr(site), f"one of {expected}, the weights of the model")
+    return [place for place, name in enumerate(names) if site in (None, name)]
 
 
-def table_of(sets: Iterator[CredibleSet], form: Form) -> Any:
+def table_of(sets: Iterator[CredibleSet], pairs: Any) -> Any:
     """Make a DataFrame with one row per set."""
     # takes seconds to import, and most programs make no tables
     import pandas as pd
 
     labels: list[Any] = []
-    for pair in form.pairs:
-        name = (pair.name,) if len(form.pairs) > 1 else ()
+    for pair in pairs:
+        name = (pair.name,) if len(pairs) > 1 else ()
         labels += [(*name, *index) for index in np.ndindex(*pair.shape)]
     labels = [label[0] if len(label) == 1 else label for label in labels]
     rows = []
@@ -165,23 +163,3 @@ def table_of(sets: Iterator[CredibleSet], form: Form) -> Any:
         rows.append(row)
     columns = ["effect", "members", "size", "probability", "purity", "shares"]
     return pd.DataFrame(rows, columns=columns).rename_axis("set")
-
-
-def shares_of(sets: Iterator[CredibleSet], size: int) -> Float[np.ndarray, "S P"]:
-    """Return the shares of the members of each set, NaN for all other columns."""
-    rows = list(sets)
-    shares = np.full((len(rows), size), np.nan)
-    for row, each in zip(shares, rows, strict=True):
-        row[each.members] = each.shares
-    return shares
-
-
-def shares_by_site(
-    shares: Float[np.ndarray, "S P"], form: Form
-) -> dict[str, Float[np.ndarray, "S ..."]]:
-    """Cut the columns of a table of shares into those of each site."""
-    parts = np.split(shares, np.cumsum([pair.size for pair in form.pairs])[:-1], axis=1)
-    return {
-        pair.name: part.reshape(len(shares), *pair.shape)
-        for pair, part in zip(form.pairs, parts, strict=True)
-    }

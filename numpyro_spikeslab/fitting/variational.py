@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statistics of variational draws that measure how close the fit is to the posterior."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
+from jaxtyping import Array, Float
 import numpy as np
 import xarray as xr
 
@@ -13,7 +14,9 @@ from numpyro import handlers
 from numpyro.infer import SVI
 from numpyro.infer.util import log_density
 
-from numpyro_spikeslab.reporting.arviz_data import SETS, posterior, sample_dims
+from numpyro_spikeslab.fitting.paired_guide import PairedGuide
+from numpyro_spikeslab.fitting.single_effects import Effects, sets_of
+from numpyro_spikeslab.reporting.arviz_data import PROBABILITIES, SETS, posterior, sample_dims
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import full_precision
 
@@ -67,22 +70,44 @@ def add_variational_stats(
         got = f"{impossible} of {log_q.size} draws without density under the guide of `svi_result`"
         remedy = "Pass the `svi_result` that they were made with."
         raise bad("data", got, "draws of this fit", remedy)
-    ratios = log_p - log_q
-    stats = xr.Dataset({"log_ratio": ("sample", ratios)}, {"sample": draws["sample"]})
-    if hasattr(svi.guide, "inclusion_probabilities"):
-        for name, probs in svi.guide.inclusion_probabilities(svi_result.params).items():
-            repeated = xr.zeros_like(draws[name]) + np.asarray(probs)
-            stats[f"inclusion_probabilities.{name}"] = repeated
-    bound = ratios.mean()
+    guide, bound, effects, probs = svi.guide, (log_p - log_q).mean(), None, {}
+    if hasattr(guide, "inclusion_probabilities"):
+        probs = guide.inclusion_probabilities(svi_result.params)
     # CAVI evaluates the bound itself, SVI a random estimate, of more models
     if type(svi).evaluate is not SVI.evaluate:
         bound = -svi.evaluate(svi_result.state, *model_args, **kwargs)
-        if hasattr(svi.guide, "set_shares"):
-            sets = svi.guide.set_shares(svi_result.params, *model_args, **kwargs)
-            for name, shares in sets.items():
-                stats[f"{SETS}.{name}"] = ("set", *draws[name].dims[1:]), shares
-    stats.attrs["bound"] = float(bound)
+        if isinstance(guide, PairedGuide):
+            effects = guide.effects(svi_result.params, *model_args, **kwargs)
+    stats = FitStatistics(log_p, log_q, probs, effects).of_draws(draws, bound)
     return xr.DataTree.from_dict({**data.to_dict(), "/sample_stats": stats})
+
+
+class FitStatistics(NamedTuple):
+    """Log densities of draws of a fit under model and guide, inclusion probabilities by site, and
+    what credible sets need, `None` without sets."""
+
+    log_p: Float[Array | np.ndarray, " S"]
+    log_q: Float[Array | np.ndarray, " S"]
+    probs: dict[str, Any]
+    effects: Effects | None
+
+    def of_draws(self, draws: xr.Dataset, bound: Any) -> xr.Dataset:
+        """Make the group of ArviZ that belongs to the draws."""
+        ratios = {"log_ratio": ("sample", self.log_p - self.log_q)}
+        stats = xr.Dataset(ratios, {"sample": draws["sample"]}, {"bound": float(bound)})
+        for name, probs in self.probs.items():
+            stats[f"{PROBABILITIES}.{name}"] = xr.zeros_like(draws[name]) + np.asarray(probs)
+        if self.effects is not None:
+            places = np.cumsum([0, *(draws[name][0].size for name in self.probs)])
+            sets = list(sets_of(self.effects, range(places[-1])))
+            shares = np.full((len(sets), places[-1]), np.nan)
+            for row, each in zip(shares, sets, strict=True):
+                row[each.members] = each.shares
+            for name, part in zip(self.probs, np.split(shares, places[1:-1], axis=1), strict=True):
+                _, *plates = draws[name].dims
+                shape = len(sets), *(draws.sizes[plate] for plate in plates)
+                stats[f"{SETS}.{name}"] = ("set", *plates), part.reshape(shape)
+        return stats
 
 
 def log_densities(

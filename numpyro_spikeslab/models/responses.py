@@ -27,6 +27,7 @@ Numbers = Float[np.ndarray, " N"]
 class ResponseKind(NamedTuple):
     """A distribution of single observations around an affine predictor.
 
+    - **name** - the argument ``likelihood`` of a regression.
     - **distribution** - of observations, given the predictor, the trials, and the sites by name.
     - **sites** - priors of the distribution's own sites, all positive, in standard units, given
       the scale of noise.
@@ -35,13 +36,17 @@ class ResponseKind(NamedTuple):
     - **ends** - responses, divided by trials, that are most probable at an infinite predictor.
     - **units** - centre and scale by which responses, less offsets, are standardised; `None` if
       the predictor has a scale of its own.
-    - **has_intercept** - whether the model has an intercept; else the rows have none to explain.
+    - **has_intercept** - whether the model has an intercept; else contrasts of rows do without.
+    - **has_precisions** - whether weights of rows are precisions; else they count how often a row
+      was seen.
+    - **has_trials** - whether responses are counts of trials.
     - **start** - for a distribution that :class:`~numpyro_spikeslab.CAVI` does not take: an
       intercept near the data, given responses and offsets, at which chains start.
     - **warmup** - default number of steps of warm-up, by which chains of all but Normal likelihoods
       learn their proposals.
     """
 
+    name: str
     distribution: Callable[..., dist.Distribution]
     sites: Callable[[Any], dict[str, dist.Distribution]] = lambda noise: {}
     free_sites: tuple[str, ...] = ()
@@ -49,6 +54,8 @@ class ResponseKind(NamedTuple):
     ends: tuple[float, ...] = ()
     units: Callable[..., tuple[float, float]] | None = None
     has_intercept: bool = True
+    has_precisions: bool = False
+    has_trials: bool = False
     start: Callable[[Numbers, Numbers], float] | None = None
     warmup: int = 500
 
@@ -103,45 +110,58 @@ def log_rate(y: Numbers, offset: Numbers) -> float:
     return float(np.log((y.sum() + 0.5) / np.exp(offset).sum()))
 
 
-RESPONSES: dict[str, ResponseKind] = {
-    "normal": ResponseKind(
+KINDS = (
+    ResponseKind(
+        "normal",
         lambda f, totals, sigma: dist.Normal(f, sigma),
         lambda noise: {"sigma": dist.HalfNormal(noise)},
         units=moments,
         has_intercept=False,
+        has_precisions=True,
         warmup=50,
     ),
-    "student": ResponseKind(
+    ResponseKind(
+        "student",
         lambda f, totals, sigma, dof: dist.StudentT(dof, f, sigma),
         # the prior of Juarez and Steel (2010) allows all tails from heavy to Normal ones
         lambda noise: {"sigma": dist.HalfNormal(noise), "dof": dist.Gamma(2.0, 0.1)},
         ("sigma", "dof"),
         units=median_and_deviation,
     ),
-    "logit": ResponseKind(
-        lambda f, totals: dist.Bernoulli(logits=f), check=check_classes, ends=(0.0, 1.0)
+    ResponseKind(
+        "logit", lambda f, totals: dist.Bernoulli(logits=f), check=check_classes, ends=(0.0, 1.0)
     ),
-    "probit": ResponseKind(
-        lambda f, totals: dist.Bernoulli(probs=ndtr(f)), check=check_classes, ends=(0.0, 1.0)
+    ResponseKind(
+        "probit",
+        lambda f, totals: dist.Bernoulli(probs=ndtr(f)),
+        check=check_classes,
+        ends=(0.0, 1.0),
     ),
-    "binomial": ResponseKind(
-        lambda f, totals: dist.Binomial(totals, logits=f), check=check_counts, ends=(0.0, 1.0)
+    ResponseKind(
+        "binomial",
+        lambda f, totals: dist.Binomial(totals, logits=f),
+        check=check_counts,
+        ends=(0.0, 1.0),
+        has_trials=True,
     ),
-    "poisson": ResponseKind(
+    ResponseKind(
+        "poisson",
         lambda f, totals: dist.Poisson(jnp.exp(f)),
         check=check_counts,
         ends=(0.0,),
         start=log_rate,
     ),
-    "negative_binomial": ResponseKind(
+    ResponseKind(
+        "negative_binomial",
         lambda f, totals, concentration: dist.NegativeBinomial2(jnp.exp(f), concentration),
         lambda noise: {"concentration": dist.LogNormal(0.0, 2.0)},
         ("concentration",),
         check=check_counts,
         ends=(0.0,),
     ),
-}
-"""The kinds by the name that the argument ``likelihood`` of a regression has."""
+)
+RESPONSES = {kind.name: kind for kind in KINDS}
+"""The kinds by name."""
 
 
 def response_kind(likelihood: Any) -> ResponseKind:

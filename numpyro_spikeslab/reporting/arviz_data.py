@@ -22,6 +22,9 @@ from numpyro_spikeslab.support.messages import bad
 WEIGHTS, FUNCTIONS = "W", "phi"
 """Names of the weights and latent functions of `models.mtmkl`."""
 
+PROBABILITIES = "inclusion_probabilities"
+"""Prefix of the sample statistics with Rao-Blackwellised inclusion probabilities."""
+
 SETS = "credible_sets"
 """Prefix of the sample statistics with the credible sets of a fit."""
 
@@ -128,7 +131,7 @@ def inclusion_draws(data: xr.DataTree, name: str) -> xr.DataArray:
 def are_inclusion_probabilities(key: Hashable, name: str) -> bool:
     """Whether a variable of the statistics has the inclusion probabilities of weights."""
     # kernels that are blocks of another put a path before the name
-    return f".{key}".endswith(f".inclusion_probabilities.{name}")
+    return f".{key}".endswith(f".{PROBABILITIES}.{name}")
 
 
 def mean(draws: xr.DataArray) -> xr.DataArray:

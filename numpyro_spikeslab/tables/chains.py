@@ -21,18 +21,17 @@ from numpyro.infer import NUTS, Gibbs
 
 from numpyro_spikeslab import models
 from numpyro_spikeslab.algebra.heredity import Heredity
-from numpyro_spikeslab.fitting import single_effects
 from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.paired_guide import PairedGuide
 from numpyro_spikeslab.fitting.posterior import strong
 from numpyro_spikeslab.fitting.run import STILL
-from numpyro_spikeslab.fitting.variational import log_densities
-from numpyro_spikeslab.models.responses import ROUNDING, ResponseKind, response_kind
+from numpyro_spikeslab.fitting.variational import FitStatistics, log_densities
+from numpyro_spikeslab.models.responses import ROUNDING, ResponseKind
 from numpyro_spikeslab.reading.program import RUN_ONCE
-from numpyro_spikeslab.reporting.arviz_data import SETS, posterior
+from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
 from numpyro_spikeslab.support.precision import full_precision
-from numpyro_spikeslab.tables.checks import checked_count
+from numpyro_spikeslab.tables.checks import check_key, checked_count
 
 NUM_STEPS, TOLERANCE = 1000, 1e-3
 """Most steps of the fit, and the rise of the bound at which it stops."""
@@ -55,17 +54,21 @@ UNDECIDED = 0.01
 """Inclusion probability below which a weight is out."""
 
 
-class Counts(NamedTuple):
-    """Numbers of steps before the draws of a chain, of draws at most, and of chains."""
+class Run(NamedTuple):
+    """A random key, and numbers of steps before the draws of a chain, of draws at most, and of
+    chains."""
 
+    key: Array
     warmup: int
     samples: int
     chains: int
 
     @classmethod
-    def checked(cls, kind: ResponseKind, warmup: Any, samples: Any, chains: Any) -> "Counts":
-        """Check the arguments of a regression; the default of the first is `None`."""
+    def checked(cls, key: Any, kind: ResponseKind, warmup: Any, samples: Any, chains: Any) -> "Run":
+        """Check the arguments of a regression; ``warmup`` may be `None`."""
+        check_key(key)
         return cls(
+            key,
             checked_count("num_warmup", kind.warmup if warmup is None else warmup, 0),
             checked_count("num_samples", samples, 1),
             checked_count("num_chains", chains, 1),
@@ -75,26 +78,25 @@ class Counts(NamedTuple):
 class TableModel(NamedTuple):
     """The static arguments of compiled code for a regression."""
 
-    likelihood: str
+    kind: ResponseKind
     groups: tuple[int, ...] | None
-    heredity: Heredity | None = None
-
-    @property
-    def kind(self) -> ResponseKind:
-        return response_kind(self.likelihood)
+    heredity: Heredity | None
 
     def num_spikes(self, num_columns: int) -> int:
         return num_columns if self.groups is None else max(self.groups) + 1
 
     def at(self, prior: dict[str, Any]) -> Callable[..., Any]:
-        """Return the model with ``inclusion`` or ``probabilities``, of a table's columns as rows:
-        XLA would transpose a table in each step."""
-        model = models.sparse_regression(**self._asdict(), **prior)
+        """Return the model of a transposed table, with ``inclusion`` or ``probabilities``.
+
+        XLA would transpose a table in each step.
+        """
+        options = {"groups": self.groups, "heredity": self.heredity} | prior
+        model = models.sparse_regression(likelihood=self.kind.name, **options)
         return lambda columns, **data: model(columns.T, **data)
 
 
 class Table(NamedTuple):
-    """The arguments of a regression, padded to a size that tables of like shapes share.
+    """The arguments of compiled code, padded to a size that tables of like shapes share.
 
     Padding rows are masked; only a Normal likelihood has them. Padding columns are zero: the data
     leave their weights to the prior, so the posterior of all else is the same.
@@ -112,32 +114,25 @@ class Table(NamedTuple):
 
     @classmethod
     def of(
-        cls, model: TableModel, arrays: tuple[Any, ...], prior: dict[str, Any]
+        cls, model: TableModel, data: dict[str, Any], prior: dict[str, Any]
     ) -> tuple["Table", TableModel]:
-        """Pad the arrays that :func:`~numpyro_spikeslab.models.sparse_regression` takes."""
-        X, dtype = arrays[0], jnp.result_type(float)
-        sizes = [padded(size) - size for size in X.shape]
-        if not (is_normal := model.likelihood == "normal"):
-            # a mask may stand for counts of observations, for which some have no augmentation
-            sizes[0] = 0
+        """Pad arguments of :func:`~numpyro_spikeslab.models.sparse_regression`."""
+        X, dtype = data["X"], jnp.result_type(float)
+        # a mask may stand for counts of observations, for which some have no augmentation
+        num_rows = (padded(len(X)) - len(X)) * model.kind.has_precisions
         # a term has few columns, and none of padding
-        sizes[1] *= model.heredity is None
-        names = "y", "always", "offset", "totals", "count"
-        fill = {"totals": 1.0, "count": 1.0}
-        data = {
-            name: _longer(np.asarray(x, dtype), sizes[0], fill.get(name, 0.0))
-            for name, x in zip(names, arrays[1:], strict=False)
-            if x is not None
-        }
-        if is_normal:
-            data["mask"] = np.arange(len(X) + sizes[0]) < len(X)
-        columns = _longer(_longer(X, sizes[0]).T, sizes[1]).astype(dtype)
+        num_columns = (padded(X.shape[1]) - X.shape[1]) * (model.heredity is None)
+        others = {name: np.asarray(x, dtype) for name, x in data.items() if name != "X"}
+        data = {name: _longer(x, num_rows, float(name == "count")) for name, x in others.items()}
+        if model.kind.has_precisions:
+            data["mask"] = np.arange(len(X) + num_rows) < len(X)
+        columns = _longer(_longer(X, num_rows).T, num_columns).astype(dtype)
         if model.groups is not None:
             first = model.num_spikes(X.shape[1])
-            model = model._replace(groups=(*model.groups, *range(first, first + sizes[1])))
+            model = model._replace(groups=(*model.groups, *range(first, first + num_columns)))
         if "probabilities" in prior:
             # any will do
-            prior = {"probabilities": _longer(prior["probabilities"], sizes[1], 0.01)}
+            prior = {"probabilities": _longer(prior["probabilities"], num_columns, 0.01)}
         start, offset = model.kind.start, data.get("offset", np.zeros_like(data["y"]))
         intercept = None if start is None else start(data["y"], offset)
         return cls(columns, data, prior, intercept), model
@@ -155,14 +150,10 @@ def padded(size: int) -> int:
 
 
 class TableFit(NamedTuple):
-    """A fit as arrays: draws, their log densities under model and guide, inclusion probabilities,
-    what credible sets need, and the last two bounds."""
+    """A fit as arrays: draws, their statistics, and the last two bounds."""
 
     draws: dict[str, Any]
-    log_p: Float[Array, " S"]
-    log_q: Float[Array, " S"]
-    probs: Float[Array, " P"]
-    effects: Any
+    statistics: FitStatistics
     bounds: Float[Array, " 2"]
 
 
@@ -213,13 +204,9 @@ def _fit(keys: Any, model: TableModel, table: Table, size: int) -> TableFit:
     draws = guide.sample_posterior(key_draws, params, columns, sample_shape=(size,), **data)
     latents = {name: x for name, x in draws.items() if name != "w"}
     latents |= guide.auxiliary_values(latents)
-    return TableFit(
-        draws,
-        *log_densities(svi, params, latents, (columns,), data),
-        guide.inclusion_probabilities(params)["w"],
-        guide.effects(params, columns, **data),
-        -result.losses[-2:],
-    )
+    densities = log_densities(svi, params, latents, (columns,), data)
+    probs, effects = guide.inclusion_probabilities(params), guide.effects(params, columns, **data)
+    return TableFit(draws, FitStatistics(*densities, probs, effects), -result.losses[-2:])
 
 
 def _kernel(model: TableModel, table: Table, sites: Iterable[str]) -> Any:
@@ -264,22 +251,22 @@ _advance_short = jax.jit(full_precision(_steps), static_argnums=(2, 4), compiler
 
 
 def fit_and_chains(
-    key: Array, model: TableModel, arrays: tuple[Any, ...], prior: dict[str, Any], counts: Counts
+    run: Run, model: TableModel, data: dict[str, Any], prior: dict[str, Any]
 ) -> tuple[Any, xr.DataTree | None, xr.DataTree]:
     """Return a seed, draws of a fit if there is one, and draws of chains that start there.
 
     Chains stop at the end of a round if they agree.
 
-    :param arrays: arguments of :func:`~numpyro_spikeslab.models.sparse_regression`, of numpy.
+    :param data: arguments of :func:`~numpyro_spikeslab.models.sparse_regression`, of numpy.
     """
-    num_columns = arrays[0].shape[1]
+    num_columns = data["X"].shape[1]
     sizes = dict.fromkeys(("w", "w_slab", PROBABILITIES), num_columns)
     sizes["w_spike"] = model.num_spikes(num_columns)
-    table, model = Table.of(model, arrays, prior)
-    steps = counts.chains * (counts.warmup + counts.samples)
+    table, model = Table.of(model, data, prior)
+    steps = run.chains * (run.warmup + run.samples)
     advance = _advance_short if steps * len(table.columns) <= SHORT else _advance
-    fixed = model, table, counts.warmup if model.kind.free_sites else None
-    arguments = key, model, table, counts.warmup, counts.chains
+    fixed = model, table, run.warmup if model.kind.free_sites else None
+    arguments = run.key, model, table, run.warmup, run.chains
     first = _begin.eval_shape(*arguments)[1][0]
     programs = _begin.lower(*arguments), advance.lower(first, 0, *fixed)
     with ThreadPoolExecutor() as pool:
@@ -287,16 +274,16 @@ def fit_and_chains(
         list(pool.map(lambda program: program.compile(), programs))
     fitted, states, seed = _begin(*arguments)
     of_fit = None if fitted is None else _tree_of_fit(jax.device_get(fitted), sizes)
-    for size in _rounds(counts.warmup):
+    for size in _rounds(run.warmup):
         states = [advance(state, size, *fixed)[0] for state in states]
     rounds: list[dict[str, Any]] = []
-    for size in _rounds(counts.samples):
+    for size in _rounds(run.samples):
         # all are dispatched before the first is waited for, so cores share them
         ends = [advance(state, size, *fixed) for state in states]
         states = [state for state, _ in ends]
         parts = [{name: np.asarray(x)[:size] for name, x in draws.items()} for _, draws in ends]
         rounds.append({name: np.stack([part[name] for part in parts]) for name in parts[0]})
-        if len(rounds) * ROUND < counts.samples and agree(rounds):
+        if len(rounds) * ROUND < run.samples and agree(rounds):
             break
     joined = {name: np.concatenate([x[name] for x in rounds], axis=1) for name in rounds[0]}
     if "sigma" in model.kind.free_sites and not (joined["sigma"] > ROUNDING).all():
@@ -348,16 +335,10 @@ def _tree_of_fit(fitted: TableFit, sizes: dict[str, int]) -> xr.DataTree:
         text = f"the bound still moves after {NUM_STEPS} steps of the fit"
         remedy = "Report the chains, and not `cavi`; if their r_hat is large, raise num_warmup."
         # of the caller, past the decorator
-        warnings.warn(f"sparse_regression: {text}. {remedy}", stacklevel=5)
+        warnings.warn(f"sparse_regression: {text}. {remedy}", stacklevel=6)
     draws = posterior(_tree(fitted.draws, sizes, ["sample"]))
-    ratios = {"log_ratio": ("sample", fitted.log_p - fitted.log_q)}
-    stats = xr.Dataset(ratios, {"sample": draws["sample"]})
-    shape = len(fitted.log_p), sizes["w"]
-    stats[PROBABILITIES] = draws["w"].dims, np.broadcast_to(fitted.probs[: sizes["w"]], shape)
-    if fitted.effects is not None:
-        sets = single_effects.sets_of(fitted.effects, range(sizes["w"]))
-        stats[f"{SETS}.w"] = ("set", "feature"), single_effects.shares_of(sets, sizes["w"])
-    stats.attrs["bound"] = float(bound)
+    probs = {"w": fitted.statistics.probs["w"][: sizes["w"]]}
+    stats = fitted.statistics._replace(probs=probs).of_draws(draws, bound)
     return xr.DataTree.from_dict({"posterior": draws, "sample_stats": stats})
 
 

@@ -11,14 +11,59 @@ import xarray as xr
 
 from numpyro.util import is_prng_key
 
-from numpyro_spikeslab.models.responses import ROUNDING, response_kind
+from numpyro_spikeslab.models.responses import ROUNDING, ResponseKind
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.tabular import as_numbers
+from numpyro_spikeslab.tables.formula import Given
 
-PER_EXPECTED = 10
-"""Columns, and rows, for each column that is expected to matter by default. Few rows tell of few
-columns: where a tenth of many more columns than rows is expected, all of them together explain the
-response as well as the few that matter."""
+
+class Axis(NamedTuple):
+    """The rows or the columns of a table, and their labels, `None` if any will do."""
+
+    name: str
+    size: int
+    labels: pd.Index | None
+
+    @classmethod
+    def of_rows(cls, X: Any) -> "Axis":
+        """Return the rows of a table, labelled if it is a DataFrame."""
+        return cls("row of X", len(X), X.index if isinstance(X, pd.DataFrame) else None)
+
+    def aligned(
+        self, argument: str, values: Any, may_be_one: bool = True
+    ) -> Float[np.ndarray, " N"]:
+        """Return a number for each element: those of an array, or one number for all."""
+        numbers = as_numbers(argument, values)
+        if numbers.shape != (self.size,) and not (may_be_one and numbers.ndim == 0):
+            expected = f"{'a number, or ' * may_be_one}({self.size},), one for each {self.name}"
+            raise bad(argument, f"the shape {numbers.shape}", expected)
+        self.check_labels(argument, getattr(values, "index", None))
+        return np.broadcast_to(numbers, self.size)
+
+    def check_labels(self, argument: str, labels: Any) -> None:
+        """Refuse other labels, or another order, if there are any."""
+        if self.labels is None or not isinstance(labels, pd.Index) or labels.equals(self.labels):
+            return
+        got = f"the labels {labels.tolist()!s:.200}"
+        expected = f"one for each {self.name} in order, {self.labels.tolist()!s:.200}"
+        remedy = f"Use {argument}.loc[labels], or {argument}.to_numpy() if only the labels differ."
+        raise bad(argument, got, expected, remedy)
+
+
+class Rows(NamedTuple):
+    """Rows of a table with the response, weight, offset and number of trials of each, which is
+    infinite where there are no trials."""
+
+    X: Float[np.ndarray, "N P"]
+    y: Float[np.ndarray, " N"]
+    weights: Float[np.ndarray, " N"]
+    offset: Float[np.ndarray, " N"]
+    totals: Float[np.ndarray, " N"]
+
+    @property
+    def seen(self) -> Bool[np.ndarray, " N"]:
+        """Return which rows tell something: they count, and have trials."""
+        return (self.weights > 0) & (self.totals > 0)
 
 
 def checked_table(X: Any) -> xr.DataArray:
@@ -33,53 +78,54 @@ def checked_table(X: Any) -> xr.DataArray:
         expected = "names that differ, all strings or all numbers"
         got = f"the columns {names.tolist()!s:.200}"
         raise bad("X", got, expected, "X.columns.map(str) makes strings.")
-    return xr.DataArray(table, {"feature": names.tolist()}, ["row", "feature"])
+    coords = {"feature": names.tolist()} | labels_of("row", X)
+    return xr.DataArray(table, coords, ["row", "feature"])
 
 
-def checked_response(y: Any, X: Any) -> np.ndarray:
-    """Return the response as numbers, one for each row of the table."""
-    if y is None:
-        raise bad("y", "None", "the response, unless X is a formula")
-    response = as_numbers("y", y)
-    if response.shape != (len(X),):
-        expected, remedy = f"({len(X)},), one for each row of X", "Regress several one by one."
-        if response.shape == (len(X), 1):
-            remedy = "Use y[:, 0], or y.iloc[:, 0] of a DataFrame."
-        raise bad("y", f"the shape {response.shape}", expected, remedy)
-    check_index(y, X)
-    return response
+def checked_new(X_new: Any, X: Any, table: xr.DataArray) -> xr.DataArray:
+    """Return the rows to predict as numbers, along ``new_row`` and ``feature``."""
+    new = as_numbers("X_new", X_new)
+    if new.ndim != 2 or new.shape[1] != table.shape[1]:
+        raise bad("X_new", f"the shape {new.shape}", f"(S, {table.shape[1]}), the columns of X")
+    columns = Axis("column of X", new.shape[1], X.columns if isinstance(X, pd.DataFrame) else None)
+    columns.check_labels("X_new", getattr(X_new, "columns", None))
+    coords = {"feature": table["feature"].values} | labels_of("new_row", X_new)
+    return xr.DataArray(new, coords, ["new_row", "feature"])
 
 
-class Rows(NamedTuple):
-    """The response of each row, with its weight, offset and number of trials, which is infinite
-    where there are no trials."""
-
-    y: Float[np.ndarray, " N"]
-    weights: Float[np.ndarray, " N"]
-    offset: Float[np.ndarray, " N"]
-    totals: Float[np.ndarray, " N"]
-
-    @property
-    def seen(self) -> Bool[np.ndarray, " N"]:
-        """Return which rows tell something: they count, and have trials."""
-        return (self.weights > 0) & (self.totals > 0)
+def labels_of(dim: str, X: Any) -> dict[str, pd.Index]:
+    """Return the labels of the rows of a DataFrame as a coordinate."""
+    # labels of several levels cannot be saved, and xarray takes an index name for a dimension
+    is_flat = isinstance(X, pd.DataFrame) and X.index.nlevels == 1
+    return {dim: X.index.rename(None)} if is_flat else {}
 
 
-def checked_rows(X: Any, y: Any, weights: Any, offset: Any, totals: Any, likelihood: str) -> Rows:
+def checked_rows(
+    given: Given, table: xr.DataArray, kind: ResponseKind, weights: Any, offset: Any, totals: Any
+) -> Rows:
     """Return the rows of a regression."""
-    kind = response_kind(likelihood)
-    if (totals is None) == (likelihood == "binomial"):
+    if (totals is None) == kind.has_trials:
         got = "None" if totals is None else "numbers"
         raise bad("totals", got, "numbers of trials for likelihood='binomial', else None")
+    y, axis = given.y, Axis.of_rows(given.X)
+    if y is None:
+        raise bad("y", "None", "the response, unless X is a formula")
+    if (got := np.shape(y)) != (axis.size,):
+        expected, remedy = f"({axis.size},), one for each row of X", "Regress several one by one."
+        if got == (axis.size, 1):
+            remedy = "Use y[:, 0], or y.iloc[:, 0] of a DataFrame."
+        raise bad("y", f"the shape {got}", expected, remedy)
     rows = Rows(
-        checked_response(y, X),
-        of_rows("weights", weights, X, 1.0),
-        of_rows("offset", offset, X, 0.0),
-        of_rows("totals", totals, X, np.inf),
+        table.values,
+        axis.aligned("y", y),
+        axis.aligned("weights", 1.0 if weights is None else weights),
+        axis.aligned("offset", 0.0 if offset is None else offset),
+        np.full(axis.size, np.inf) if totals is None else axis.aligned("totals", totals),
     )
     kind.check(rows.y, rows.totals)
-    wrong = rows.weights < 0 if kind.has_intercept else rows.weights <= 0
-    wrong |= kind.has_intercept & (rows.weights != np.round(rows.weights))
+    wrong = rows.weights <= 0
+    if not kind.has_precisions:
+        wrong = (rows.weights < 0) | (rows.weights != np.round(rows.weights))
     if wrong.any():
         expected = "positive numbers if likelihood='normal', else how many times a row was seen"
         raise bad("weights", f"{rows.weights[wrong][0]:g}", expected)
@@ -93,36 +139,6 @@ def checked_rows(X: Any, y: Any, weights: Any, offset: Any, totals: Any, likelih
     return rows
 
 
-def of_rows(argument: str, values: Any, X: Any, default: float) -> Float[np.ndarray, " N"]:
-    """Return a number for each row: a number for all, or an array."""
-    numbers = default if values is None else as_numbers(argument, values)
-    if np.shape(numbers) not in ((), (len(X),)):
-        expected = f"a number or the shape ({len(X)},), one for each row of X"
-        raise bad(argument, f"the shape {np.shape(numbers)}", expected)
-    check_index(values, X, argument)
-    return np.broadcast_to(numbers, len(X))
-
-
-def check_index(y: Any, X: Any, argument: str = "y") -> None:
-    """Raise if the rows of two pandas objects have different labels, or another order."""
-    have_index = isinstance(X, pd.DataFrame) and isinstance(y, pd.Series | pd.DataFrame)
-    if have_index and not y.index.equals(X.index):
-        remedy = f"Use {argument}.loc[X.index], or {argument}.to_numpy() if only the labels differ."
-        raise bad(argument, "another index than that of X", "the same rows in order", remedy)
-
-
-def checked_new(X_new: Any, X: Any, table: xr.DataArray) -> xr.DataArray:
-    """Return the rows to predict as numbers, along ``new_row`` and ``feature``."""
-    new = as_numbers("X_new", X_new)
-    if new.ndim != 2 or new.shape[1] != table.shape[1]:
-        raise bad("X_new", f"the shape {new.shape}", f"(S, {table.shape[1]}), the columns of X")
-    have_names = isinstance(X, pd.DataFrame) and isinstance(X_new, pd.DataFrame)
-    if have_names and list(X_new.columns) != list(X.columns):
-        got, expected = f"the columns {list(X_new.columns)!s:.200}", f"{list(X.columns)!s:.200}"
-        raise bad("X_new", got, expected, "Use X_new[X.columns].")
-    return xr.DataArray(new, {"feature": table["feature"].values}, ["new_row", "feature"])
-
-
 def check_key(key: Any) -> None:
     """Refuse a key that is no random key of JAX."""
     if not is_prng_key(key):
@@ -134,13 +150,3 @@ def checked_count(argument: str, number: Any, least: int) -> int:
     if not isinstance(number, Integral) or number < least:
         raise bad(argument, repr(number), f"a whole number, at least {least}")
     return int(number)
-
-
-def checked_size(expected_size: float | None, num_columns: int, num_rows: int) -> float:
-    """Return how many columns are expected to matter, by default as :data:`PER_EXPECTED` says."""
-    if expected_size is None:
-        return min(num_columns, num_rows) / PER_EXPECTED
-    if not 0 < expected_size < num_columns:
-        expected = f"a number between 0 and {num_columns}, the columns that vary"
-        raise bad("expected_size", repr(expected_size), expected)
-    return float(expected_size)

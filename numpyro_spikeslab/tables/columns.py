@@ -10,11 +10,16 @@ import pandas as pd
 
 from numpyro_spikeslab.algebra.heredity import Heredity
 from numpyro_spikeslab.support.messages import bad
-from numpyro_spikeslab.tables.checks import as_numbers, checked_size
+from numpyro_spikeslab.tables.checks import Axis
+
+PER_EXPECTED = 10
+"""Columns, and rows, for each column that is expected to matter by default. Few rows tell of few
+columns: where a tenth of many more columns than rows is expected, all of them together explain the
+response as well as the few that matter."""
 
 
 class TableColumns(NamedTuple):
-    """The prior of the columns of a table.
+    """How each column of a table enters.
 
     - **always** - whether a column is always in.
     - **numbers** - for each of the other columns the number of its group, of one column or more.
@@ -30,42 +35,42 @@ class TableColumns(NamedTuple):
         """Return the number of each column's group, `None` if all columns are alone."""
         return None if len(set(self.numbers)) == len(self.numbers) else tuple(self.numbers.tolist())
 
-    def heredity(self, kind: Any, parents: Sequence[Sequence[int]] | None) -> Heredity | None:
+    def heredity(self, rule: Any, parents: Sequence[Sequence[int]] | None) -> Heredity | None:
         """Return which groups need which others; those that are always in count as in.
 
         :param parents: of each column, one column of each term; `None` without a formula.
-        :raises ValueError: if there is no such kind, or no formula.
+        :raises ValueError: if there is no such rule, or no formula.
         """
-        if kind is None:
+        if rule is None:
             return None
-        if kind not in ("weak", "strong") or parents is None:
-            raise bad("heredity", repr(kind), "'weak' or 'strong' beside a formula, or None")
+        if rule not in ("weak", "strong") or parents is None:
+            raise bad("heredity", repr(rule), "'weak' or 'strong' beside a formula, or None")
         at = np.flatnonzero(~self.always)
         numbers = dict(zip(at.tolist(), self.numbers.tolist(), strict=True))
         of_groups = [parents[k] for k in at[np.unique(self.numbers, return_index=True)[1]]]
         counted = [tuple(numbers[k] for k in each if k in numbers) for each in of_groups]
-        most, pairs = 1 if kind == "weak" else len(parents), zip(counted, of_groups, strict=True)
+        most, pairs = 1 if rule == "weak" else len(parents), zip(counted, of_groups, strict=True)
         least = [min(len(each), most) - (len(each) - len(x)) for x, each in pairs]
         return Heredity(tuple(counted), tuple(least))
 
     def prior(
-        self, used: Bool[np.ndarray, " P"], num_rows: int, expected_size: float | None
+        self, varies: Bool[np.ndarray, " P"], num_rows: int, expected_size: float | None
     ) -> "InclusionPrior":
         """Return the prior of inclusion, for columns that vary.
 
         :raises ValueError: if ``expected_size`` is out of its range, or given beside probabilities.
         """
-        varies = np.unique(self.numbers[used[~self.always]])
+        groups = np.unique(self.numbers[varies[~self.always]])
         if self.probabilities is None:
-            expected = checked_size(expected_size, len(varies), num_rows)
-            probabilities = np.full(self.numbers.max() + 1, expected / len(varies))
-            arguments: dict[str, Any] = {"inclusion": (1.0, len(varies) / expected - 1.0)}
+            expected = checked_size(expected_size, len(groups), num_rows)
+            probabilities = np.full(self.numbers.max() + 1, expected / len(groups))
+            arguments: dict[str, Any] = {"inclusion": (1.0, len(groups) / expected - 1.0)}
         elif expected_size is None:
-            probabilities, expected = self.probabilities, self.probabilities[varies].sum()
+            probabilities, expected = self.probabilities, self.probabilities[groups].sum()
             arguments = {"probabilities": probabilities}
         else:
             raise bad("expected_size", repr(expected_size), "None beside `inclusion`")
-        inclusion = used.astype(float)
+        inclusion = varies.astype(float)
         inclusion[~self.always] *= probabilities[self.numbers]
         return InclusionPrior(arguments, float(expected), inclusion)
 
@@ -84,7 +89,7 @@ class InclusionPrior(NamedTuple):
 
 
 def checked_columns(names: pd.Index, always: Any, groups: Any, inclusion: Any) -> TableColumns:
-    """Return the columns that three arguments of a regression speak of."""
+    """Check ``always``, ``groups`` and ``inclusion``, and return what they say of each column."""
     is_always = np.zeros(len(names), bool)
     labels = always if pd.api.types.is_list_like(always) else [always]
     is_always[places("always", labels, names)] = True
@@ -115,6 +120,8 @@ def group_numbers(groups: Any, names: pd.Index) -> Int[np.ndarray, " P"]:
     """Return a number for each column, the same for columns of a group."""
     lists = list(groups.values() if isinstance(groups, Mapping) else groups)
     if not all(isinstance(x, list | tuple | set | pd.Index | np.ndarray) for x in lists):
+        keys = pd.Index([*groups]) if isinstance(groups, Mapping) else getattr(groups, "index", 0)
+        Axis("column of X", len(names), names).check_labels("groups", keys)
         numbers = pd.factorize(pd.Series(lists, dtype=object))[0]
         if len(numbers) != len(names) or (numbers < 0).any():
             expected = f"{len(names)}, one for each column of X, none missing"
@@ -132,12 +139,19 @@ def group_numbers(groups: Any, names: pd.Index) -> Int[np.ndarray, " P"]:
 
 def prior_probabilities(inclusion: Any, names: pd.Index) -> Float[np.ndarray, " P"]:
     """Return the prior probability of each column."""
-    if isinstance(inclusion, pd.Series) and not inclusion.index.equals(names):
-        raise bad("inclusion", "another index than the columns of X", "the same in order")
-    values = as_numbers("inclusion", inclusion)
-    is_right = values.shape in ((), (len(names),)) and ((values > 0) & (values < 1)).all()
-    if not is_right:
-        expected = f"a number, or {len(names)} for the columns of X, strictly between 0 and 1"
+    values = Axis("column of X", len(names), names).aligned("inclusion", inclusion)
+    if (wrong := (values <= 0) | (values >= 1)).any():
         remedy = "A column that is always in belongs to `always`; leave out one that never is."
-        raise bad("inclusion", f"{values!s:.200}", expected, remedy)
-    return np.broadcast_to(values, len(names))
+        got, expected = f"{values[wrong][0]:g}", "probabilities strictly between 0 and 1"
+        raise bad("inclusion", got, expected, remedy)
+    return values
+
+
+def checked_size(expected_size: float | None, num_columns: int, num_rows: int) -> float:
+    """Return how many columns are expected to matter, by default as :data:`PER_EXPECTED` says."""
+    if expected_size is None:
+        return min(num_columns, num_rows) / PER_EXPECTED
+    if not 0 < expected_size < num_columns:
+        expected = f"a number between 0 and {num_columns}, the columns that vary"
+        raise bad("expected_size", repr(expected_size), expected)
+    return float(expected_size)

@@ -15,7 +15,7 @@ from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import in_double_precision
 from numpyro_spikeslab.support.tabular import check_kind
-from numpyro_spikeslab.tables.checks import check_index, of_rows
+from numpyro_spikeslab.tables.checks import Axis
 from numpyro_spikeslab.tables.regression import response_of, sparse_regression
 
 try:
@@ -69,13 +69,13 @@ class TableEstimator(BaseEstimator):
         if is_classifier(self) and getattr(y, "dtype", None) == "category":
             y = y.astype(object)
         check_kind("y", y)
-        check_index(y, X)
-        check_index(sample_weight, X, "sample_weight")
         of_numbers = {} if is_classifier(self) else {"y_numeric": True}
         table, response = validate_data(self, X, y, dtype=float, ensure_min_samples=3, **of_numbers)
+        rows = Axis.of_rows(X)
+        rows.check_labels("y", getattr(y, "index", None))
         options = self.get_params() | {"likelihood": self._likelihood}
         if sample_weight is not None:
-            weights = of_rows("sample_weight", sample_weight, table, 1.0)
+            weights = rows.aligned("sample_weight", sample_weight)
             if not weights.any():
                 raise bad("sample_weight", "zero for all rows", "positive numbers")
             table, response = table[weights != 0], response[weights != 0]
@@ -188,7 +188,7 @@ class SparseClassifier(ClassifierMixin, TableEstimator):
         table, draws = self._rows(X), posterior(self.data_)
         batches = np.array_split(table, len(table) // BATCH + 1)
         rows = (xr.DataArray(x, {"feature": draws["feature"]}, ["row", "feature"]) for x in batches)
-        means = [response_of(draws, x, RESPONSES["logit"]).mean.mean((0, 1)) for x in rows]
+        means = [response_of(draws, x, RESPONSES[self._likelihood]).mean.mean((0, 1)) for x in rows]
         second = np.concatenate(means)
         return np.stack([1 - second, second], axis=1)
 

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables made by formulas, whose terms are groups of columns."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 import warnings
 
 import pandas as pd
@@ -9,16 +10,28 @@ import pandas as pd
 from numpyro_spikeslab.support.messages import bad
 
 
-def formula_table(
-    formula: Any, y: Any, data: Any, groups: Any, always: Any, X_new: Any
-) -> tuple[Any, ...]:
+class Given(NamedTuple):
+    """A table and the arguments of a regression that speak of its columns.
+
+    - **X** - the columns, without the intercept.
+    - **groups** - with a formula the term of each column.
+    - **parents** - for each column the first ones of the parents of its term, which lack one of its
+      factors; `None` without a formula.
+    """
+
+    X: Any
+    y: Any
+    groups: Any
+    always: Any
+    X_new: Any
+    parents: Sequence[Sequence[int]] | None = None
+
+
+def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any, X_new: Any) -> Given:
     """Make the table of a formula, such as ``"y ~ age*sex + bs(bmi, 4) + C(region)"``.
 
-    :param formula: this, or a table, which is returned with the other arguments.
+    :param formula: this, or a table, which needs none.
     :param always: names of terms or of columns.
-    :return: the table without the intercept, the response, the term of each column, ``always`` with
-        columns in place of terms, the columns of ``X_new``, and for each column the first ones of
-        the parents of its term, which lack one of its factors; `None` without a formula.
     :raises ModuleNotFoundError: if ``formulaic`` is not installed.
     :raises ValueError: if ``data`` is no DataFrame or lacks values or columns, if the formula does
         not have one response and an intercept, or if arguments are beside each other in vain.
@@ -26,7 +39,7 @@ def formula_table(
     if not isinstance(formula, str):
         if data is not None:
             raise bad("data", f"a {type(data).__name__}", "None", "Write a formula as X.")
-        return formula, y, groups, always, X_new, None
+        return Given(formula, y, groups, always, X_new)
     if y is not None or groups is not None:
         raise bad("y, groups", "an argument beside a formula", "None", "The formula has both.")
     try:
@@ -39,7 +52,7 @@ def formula_table(
         parsed = Formula(formula)
     except FormulaicError as error:
         raise bad("X", f"the formula {formula!r} ({error})", "one that can be read") from error
-    parts = made_columns("data", parsed, data)
+    parts = model_matrix("data", parsed, data)
     sides: Any = getattr(parts, "lhs", None), getattr(parts, "rhs", parts)
     if not all(isinstance(side, pd.DataFrame) for side in sides) or sides[0].shape[1] != 1:
         remedy = "Write a class as `{x == 'yes'} ~ a + b`."
@@ -50,7 +63,7 @@ def formula_table(
         remedy = "Leave out `0 +` or `- 1`: the intercept is always in."
         raise bad("X", f"the formula {formula!r}", "one with an intercept", remedy)
     # categories, knots and means of the data
-    new = None if X_new is None else made_columns("X_new", spec, X_new)[[*terms]]
+    new = None if X_new is None else model_matrix("X_new", spec, X_new)[[*terms]]
     names = always if pd.api.types.is_list_like(always) else [always]
     flat = [x for name in names for x in [k for k in terms if terms[k] == name] or [name]]
     factors = {str(term): frozenset(term.factors) for term in spec.term_indices}
@@ -59,10 +72,10 @@ def formula_table(
         [k for name, k in firsts.items() if factors[name] < x and len(x - factors[name]) == 1]
         for x in (factors[term] for term in terms.values())
     ]
-    return X[[*terms]], y.iloc[:, 0], [*terms.values()], flat, new, parents
+    return Given(X[[*terms]], y.iloc[:, 0], [*terms.values()], flat, new, parents)
 
 
-def made_columns(argument: str, source: Any, data: Any) -> Any:
+def model_matrix(argument: str, source: Any, data: Any) -> Any:
     """Make columns of a DataFrame by a formula or by the spec of columns that it has made.
 
     :raises ValueError: if it lacks values or columns, with the reason.

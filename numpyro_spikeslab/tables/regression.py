@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse regression of a response on a table, without a model written by the user."""
 
-from typing import Any
+from typing import Any, NamedTuple
 import warnings
 
 from jaxtyping import Array
 import numpy as np
-import pandas as pd
 import xarray as xr
 
 from jax import random
@@ -21,14 +20,14 @@ from numpyro_spikeslab.reporting.credible_sets import credible_sets
 from numpyro_spikeslab.reporting.tables import k_hat
 from numpyro_spikeslab.support.precision import in_double_precision
 from numpyro_spikeslab.tables import checks
-from numpyro_spikeslab.tables.chains import Counts, TableModel, fit_and_chains
-from numpyro_spikeslab.tables.columns import checked_columns
+from numpyro_spikeslab.tables.chains import Run, TableModel, fit_and_chains
+from numpyro_spikeslab.tables.columns import TableColumns, checked_columns
 from numpyro_spikeslab.tables.formula import formula_table
-from numpyro_spikeslab.tables.units import in_units, standardised
+from numpyro_spikeslab.tables.units import Units, in_units, standardised
 
-OFF = 0.2
+MAX_DIFFERENCE = 0.2
 """Difference of inclusion probabilities of fit and chains above which the fit is flagged."""
-DISAGREE = 1.05
+MAX_R_HAT = 1.05
 """R-hat of a weight above which a warning says that chains disagree."""
 
 
@@ -73,10 +72,9 @@ def sparse_regression(
       ``credible_set``, the number of its 95% credible set, -1 for none (see
       :func:`~numpyro_spikeslab.credible_sets`); ``is_constant``, whether the column is constant in
       the table. The attribute ``k_hat`` is above 0.7 if the draws of the fit are far from the
-      posterior given its noise, slab scale and inclusion probability. Where they are all of one
-      model, as of one without columns, it is infinite if the chains include 0.2 columns more, or
-      less, on average, and else NaN. The attribute ``expected_size`` is the number of columns that
-      were expected to matter;
+      posterior given its noise, slab scale and inclusion probability; NaN where they are all of one
+      model, as of one without columns, since their importance ratios are equal then. The attribute
+      ``expected_size`` is the number of columns that were expected to matter;
     - ``cavi``: ArviZ data of the fit, for
       ``nss.compare({"chains": dt, "CAVI": dt["cavi"]}, "w", "chains")``, or for ``nss.summary``,
       whose column ``alternatives`` names columns that could replace those that CAVI has picked;
@@ -168,46 +166,66 @@ def sparse_regression(
             jax.random.key(0), X, y > 200, likelihood="logit", always=["age", "sex"]
         )
     """
-    checks.check_key(key)
     kind = response_kind(likelihood)
-    counts = Counts.checked(kind, num_warmup, num_samples, num_chains)
-    X, y, groups, always, X_new, parents = formula_table(X, y, data, groups, always, X_new)
-    table = checks.checked_table(X)
-    rows = checks.checked_rows(X, y, weights, offset, totals, likelihood)
-    columns = checked_columns(table["feature"].to_index(), always, groups, inclusion)
-    new = None if X_new is None else checks.checked_new(X_new, X, table)
-    scales, arrays = standardised(table, rows, columns, kind)
-    needs = columns.heredity(heredity, parents)
-    model = TableModel(likelihood, columns.groups, needs)
-    prior = columns.prior(scales.used.values, scales.num_rows, expected_size)
-    seed, fitted, draws = fit_and_chains(key, model, arrays, prior.arguments, counts)
-    rng = np.random.default_rng(seed)
-    tree = in_units(draws, scales, columns, rng)
-    if fitted is not None:
-        tree["cavi"] = in_units(fitted, scales, columns, rng)
+    run = Run.checked(key, kind, num_warmup, num_samples, num_chains)
+    given = formula_table(X, y, data, groups, always, X_new)
+    table = checks.checked_table(given.X)
+    rows = checks.checked_rows(given, table, kind, weights, offset, totals)
+    columns = checked_columns(table["feature"].to_index(), given.always, given.groups, inclusion)
+    needs = columns.heredity(heredity, given.parents)
+    new = None if given.X_new is None else checks.checked_new(given.X_new, given.X, table)
+    units, arguments = standardised(table, rows, columns.always, kind)
+    model = TableModel(kind, columns.groups, needs)
+    problem = Problem(model, arguments, columns, units, expected_size)
+    tree, rng = analyse(run, problem, table.values)
     of_rows = {"offset": offset, "totals": totals, "weights": weights}
-    constants: dict[str, Any] = {} if needs else {f"{PRIOR}.w": ("feature", prior.inclusion)}
-    constants |= {k: ("row", getattr(rows, k)) for k, x in of_rows.items() if x is not None}
-    tree["constant_data"] = xr.Dataset(constants | {"X": table}, labels_of("row", X))
-    tree["observed_data"] = xr.Dataset({"y": ("row", rows.y)}, labels_of("row", X))
-    tree["summary"] = summarised(tree, table.values, scales.used, prior.expected_size)
+    constants = {k: ("row", getattr(rows, k)) for k, x in of_rows.items() if x is not None}
+    tree["constant_data"] = tree["constant_data"].to_dataset().assign(constants | {"X": table})
+    tree["observed_data"] = table.isel(feature=0, drop=True).copy(data=rows.y).to_dataset(name="y")
     if new is not None:
         key_new = random.key(rng.integers(2**31))
         y_new = response_of(posterior(tree), new, kind).sample(key_new)
         values = {"y": (("chain", "draw", "new_row"), np.asarray(y_new))}
-        tree["predictions"] = xr.Dataset(values, labels_of("new_row", X_new))
+        tree["predictions"] = xr.Dataset(values, new.drop_vars("feature").coords)
     return tree
 
 
-def labels_of(dim: str, X: Any) -> dict[str, pd.Index]:
-    """Return the labels of the rows of a DataFrame as a coordinate."""
-    # labels of several levels cannot be saved, and xarray takes an index name for a dimension
-    is_flat = isinstance(X, pd.DataFrame) and X.index.nlevels == 1
-    return {dim: X.index.rename(None)} if is_flat else {}
+class Problem(NamedTuple):
+    """A regression in standard units.
+
+    - **data** - arguments of the model by name.
+    - **expected_size** - `None` for its default.
+    """
+
+    model: TableModel
+    data: dict[str, Any]
+    columns: TableColumns
+    units: Units
+    expected_size: float | None
+
+
+def analyse(
+    run: Run, problem: Problem, table: np.ndarray
+) -> tuple[xr.DataTree, np.random.Generator]:
+    """Fit and sample a regression, and return the result with a source of more random numbers.
+
+    :param table: columns with the correlations of those of the regression.
+    """
+    model, data, columns, units, expected_size = problem
+    prior = columns.prior(units.varies.values, units.num_rows, expected_size)
+    seed, fitted, draws = fit_and_chains(run, model, data, prior.arguments)
+    rng = np.random.default_rng(seed)
+    tree = in_units(draws, units, columns, rng)
+    if fitted is not None:
+        tree["cavi"] = in_units(fitted, units, columns, rng)
+    known = {} if model.heredity else {f"{PRIOR}.w": units.varies.copy(data=prior.inclusion)}
+    tree["constant_data"] = xr.Dataset(known)
+    tree["summary"] = summarised(tree, table, units.varies, prior.expected_size)
+    return tree, rng
 
 
 def summarised(
-    tree: xr.DataTree, table: np.ndarray, used: xr.DataArray, expected_size: float
+    tree: xr.DataTree, table: np.ndarray, varies: xr.DataArray, expected_size: float
 ) -> xr.Dataset:
     """Make a row for each column: its weight, its inclusion by chains and fit, its credible set.
 
@@ -222,27 +240,24 @@ def summarised(
     repeated = single.isel(feature=place).assign_coords(feature=w["feature"])
     parts = [repeated, arviz_data.inclusion_statistics(tree, "w")]
     rows = xr.concat(parts, dim="summary").to_dataset("summary")
-    if (worst := float(rows["r_hat"].max())) > DISAGREE:
+    if (worst := float(rows["r_hat"].max())) > MAX_R_HAT:
         name = rows["r_hat"].idxmax().item()
         text = f"chains disagree after {w.sizes['draw']} draws: r_hat of {name} is {worst:.2f}"
         # of the caller, past the decorator
-        warnings.warn(f"sparse_regression: {text}. Raise num_samples.", stacklevel=4)
+        warnings.warn(f"sparse_regression: {text}. Raise num_samples.", stacklevel=5)
     if (cavi := tree.children.get("cavi")) is not None:
         rows["cavi"] = inclusion(cavi, "w")
-        rows["cavi_is_off"] = abs(rows["cavi"] - rows["inclusion"]) > OFF
+        rows["cavi_is_off"] = abs(rows["cavi"] - rows["inclusion"]) > MAX_DIFFERENCE
         rows.attrs["k_hat"] = k_hat(cavi)
-        # of draws of one model alone there is no tail to look at
-        if np.isnan(rows.attrs["k_hat"]) and abs((rows["cavi"] - rows["inclusion"]).sum()) > OFF:
-            rows.attrs["k_hat"] = np.inf
         likely = (rows[["cavi", "inclusion"]] > 0.5) & (tree["constant_data"][f"{PRIOR}.w"] < 1)
         found = int((likely["inclusion"] & rows["cavi_is_off"]).sum())
         if found and not likely["cavi"].any():
             text = f"the fit includes no column, and the chains include {found}"
-            warnings.warn(f"sparse_regression: {text}. Report the chains.", stacklevel=4)
+            warnings.warn(f"sparse_regression: {text}. Report the chains.", stacklevel=5)
     rows["credible_set"] = xr.full_like(rows["inclusion"], -1, dtype=int)
     for number, members in credible_sets(tree, "w", table)["members"].items():
         rows["credible_set"].loc[{"feature": list(members)}] = number
-    rows["is_constant"] = "feature", ~used.values
+    rows["is_constant"] = "feature", ~varies.values
     return rows.assign_attrs(expected_size=expected_size, num_samples=w.sizes["draw"])
 
 

@@ -11,15 +11,14 @@ from scipy.special import ndtri
 import xarray as xr
 
 from numpyro_spikeslab.models.responses import response_kind
-from numpyro_spikeslab.reporting.arviz_data import PRIOR
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import in_double_precision
 from numpyro_spikeslab.support.tabular import as_numbers
-from numpyro_spikeslab.tables.chains import Counts, TableModel, fit_and_chains
-from numpyro_spikeslab.tables.checks import check_key, checked_count
-from numpyro_spikeslab.tables.columns import TableColumns, checked_columns
-from numpyro_spikeslab.tables.regression import summarised
-from numpyro_spikeslab.tables.units import Scales, contrasts, in_units
+from numpyro_spikeslab.tables.chains import Run, TableModel
+from numpyro_spikeslab.tables.checks import Axis, checked_count
+from numpyro_spikeslab.tables.columns import checked_columns
+from numpyro_spikeslab.tables.regression import Problem, analyse
+from numpyro_spikeslab.tables.units import Units, contrasts
 
 ROUNDED = 1e-6
 """Largest differences between a correlation matrix and its transpose, of its diagonal from 1, and
@@ -96,9 +95,9 @@ def sparse_regression_from_statistics(
         )
         dt["summary"].to_dataset().to_dataframe()
     """
-    check_key(key)
+    kind = response_kind("normal")
+    run = Run.checked(key, kind, num_warmup, num_samples, num_chains)
     n = checked_count("n", n, 3)
-    counts = Counts.checked(response_kind("normal"), num_warmup, num_samples, num_chains)
     arguments = {"XtX": XtX, "Xty": Xty, "yty": yty, "z": z, "R": R}
     names = [name for name, x in arguments.items() if x is not None]
     if names == ["XtX", "Xty", "yty"]:
@@ -107,31 +106,12 @@ def sparse_regression_from_statistics(
         statistics = of_z_scores(z, R, n)
     else:
         raise bad("XtX, Xty, yty, z, R", names, "XtX, Xty and yty, or z and R")
-    scales = statistics.scales
-    labels = scales.used["feature"].to_index()
-    columns = checked_columns(labels, (), None, inclusion)
-    prior = columns.prior(scales.used.values, n, expected_size)
+    units = statistics.units
+    columns = checked_columns(units.varies["feature"].to_index(), (), None, inclusion)
     X, y, count = pseudo_rows(statistics, n)
-    arrays = X, y, None, None, None, np.full(len(y), count)
-    model = TableModel("normal", None)
-    seed, fitted, draws = fit_and_chains(key, model, arrays, prior.arguments, counts)
-    rng = np.random.default_rng(seed)
-    tree = without_intercept(draws, scales, columns, rng)
-    if fitted is not None:
-        tree["cavi"] = without_intercept(fitted, scales, columns, rng)
-    constants = {f"{PRIOR}.w": scales.used.copy(data=prior.inclusion)}
-    tree["constant_data"] = xr.Dataset(constants)
-    tree["summary"] = summarised(tree, X, scales.used, prior.expected_size)
-    return tree
-
-
-def without_intercept(
-    draws: xr.DataTree, scales: Scales, columns: TableColumns, rng: np.random.Generator
-) -> xr.DataTree:
-    """Convert draws to the units of the statistics, which do not tell the intercept."""
-    tree = in_units(draws, scales, columns, rng)
-    tree["posterior"] = tree["posterior"].to_dataset().drop_vars("intercept")
-    return tree
+    data = {"X": X, "y": y, "count": np.full(len(y), count)}
+    model = TableModel(kind, None, None)
+    return analyse(run, Problem(model, data, columns, units, expected_size), X)[0]
 
 
 class Statistics(NamedTuple):
@@ -146,7 +126,7 @@ class Statistics(NamedTuple):
     eigenvalues: Float[np.ndarray, " P"]
     vectors: Float[np.ndarray, "P P"]
     r: Float[np.ndarray, " P"]
-    scales: Scales
+    units: Units
     remedy: str
 
 
@@ -160,16 +140,16 @@ def of_products(XtX: Any, Xty: Any, yty: Any, n: int) -> Statistics:
     if (diagonal < 0).any() or not (used := diagonal > 0).any():
         raise bad("XtX", f"the diagonal {diagonal!s:.200}", "sums of squares, some positive")
     norms = np.sqrt(np.where(used, diagonal, 1.0))
-    scales = scales_of(names, norms / n**0.5, used, float(squares / n) ** 0.5, n)
-    r = checked_vector("Xty", Xty, names) / norms / np.sqrt(squares)
+    units = units_of(names, norms / n**0.5, used, float(squares / n) ** 0.5, n)
+    r = of_columns("Xty", Xty, names) / norms / np.sqrt(squares)
     parts = decomposed("XtX", products / norms / norms[:, None])
-    return Statistics(*parts, r, scales, "Subtract the means of X and y before you multiply.")
+    return Statistics(*parts, r, units, "Subtract the means of X and y before you multiply.")
 
 
 def of_z_scores(z: Any, R: Any, n: int) -> Statistics:
     """Check z-scores and correlations, and make statistics of them."""
     matrix, names = checked_matrix("R", R)
-    scores = checked_vector("z", z, names)
+    scores = of_columns("z", z, names)
     if (error := abs(matrix.diagonal() - 1).max()) > ROUNDED:
         remedy = "Divide by the standard deviations of the columns, as np.corrcoef does."
         raise bad("R", f"a diagonal that differs from 1 by {error:.2g}", "correlations", remedy)
@@ -184,12 +164,12 @@ def of_z_scores(z: Any, R: Any, n: int) -> Statistics:
         )
         # of the caller, past the decorator
         warnings.warn(message, stacklevel=4)
-    scales = scales_of(names, np.ones(len(names)), np.ones(len(names), bool), 1.0, n)
+    units = units_of(names, np.ones(len(names)), np.ones(len(names), bool), 1.0, n)
     remedy = (
         "z and R are of other rows, or rounded: take R of the same rows, or "
         "(1 - s) * R + s * np.eye(P), with s = 0.1 for example."
     )
-    return Statistics(*parts, r, scales, remedy)
+    return Statistics(*parts, r, units, remedy)
 
 
 def checked_matrix(argument: str, values: Any) -> tuple[Float[np.ndarray, "P P"], pd.Index]:
@@ -206,17 +186,10 @@ def checked_matrix(argument: str, values: Any) -> tuple[Float[np.ndarray, "P P"]
     return matrix, values.columns
 
 
-def checked_vector(argument: str, values: Any, names: pd.Index) -> Float[np.ndarray, " P"]:
+def of_columns(argument: str, values: Any, names: pd.Index) -> Float[np.ndarray, " P"]:
     """Return a number for each column."""
-    vector = as_numbers(argument, values)
-    if vector.shape != (len(names),):
-        expected = f"({len(names)},), a number for each column of the matrix"
-        raise bad(argument, f"the shape {vector.shape}", expected)
-    are_labelled = isinstance(values, pd.Series) and not isinstance(names, pd.RangeIndex)
-    if are_labelled and not values.index.equals(names):
-        got, expected = f"the labels {list(values.index)!s:.200}", f"{list(names)!s:.200}"
-        raise bad(argument, got, expected, f"Use {argument}.loc[names].")
-    return vector
+    labels = None if isinstance(names, pd.RangeIndex) else names
+    return Axis("column of the matrix", len(names), labels).aligned(argument, values, False)
 
 
 def decomposed(
@@ -236,18 +209,16 @@ def decomposed(
     return eigenvalues, vectors
 
 
-def scales_of(
+def units_of(
     names: pd.Index,
     x_sd: Float[np.ndarray, " P"],
-    used: Bool[np.ndarray, " P"],
+    varies: Bool[np.ndarray, " P"],
     y_sd: float,
     n: int,
-) -> Scales:
+) -> Units:
     """Return the units of columns and response, whose means are not known."""
-    mean, sd, varies = (
-        xr.DataArray(x, {"feature": names.tolist()}, ["feature"]) for x in (0 * x_sd, x_sd, used)
-    )
-    return Scales(mean, sd, varies, 0.0, y_sd, 1.0, n)
+    sd, is_used = (xr.DataArray(x, {"feature": names.tolist()}) for x in (x_sd, varies))
+    return Units(None, sd, is_used, 0.0, y_sd, 1.0, n)
 
 
 def pseudo_rows(

@@ -3,7 +3,7 @@
 
 from typing import Any, NamedTuple
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 import numpy as np
 import xarray as xr
 
@@ -15,15 +15,16 @@ from numpyro_spikeslab.tables.checks import Rows
 from numpyro_spikeslab.tables.columns import TableColumns
 
 
-class Scales(NamedTuple):
-    """Means and standard deviations of columns, 1 if a column is not used, and of the response.
+class Units(NamedTuple):
+    """Means and standard deviations of columns, 1 if a column does not vary, and of the response.
 
+    - **x_mean** - `None` where it is not known, and so is no intercept.
     - **noise** - noise of a row of weight 1, relative to a row of average weight.
     """
 
-    x_mean: xr.DataArray
+    x_mean: xr.DataArray | None
     x_sd: xr.DataArray
-    used: xr.DataArray
+    varies: xr.DataArray
     y_mean: float
     y_sd: float
     noise: float
@@ -31,21 +32,20 @@ class Scales(NamedTuple):
 
 
 def standardised(
-    table: xr.DataArray, rows: Rows, columns: TableColumns, kind: ResponseKind
-) -> tuple[Scales, tuple[Any, ...]]:
-    """Return arguments of :func:`~numpyro_spikeslab.models.sparse_regression`: columns of variance
-    1, constant ones as zeros, and the response in its unit; contrasts of both without intercept."""
-    values = table.values
-    if kind.has_intercept:
-        index = np.repeat(np.arange(len(values)), (rows.weights * rows.seen).astype(int))
-        values, rows = values[index], Rows(*(x[index] for x in rows))
-        rows = rows._replace(weights=np.ones(len(index)))
-    mean, sd = moments(values, rows.weights)
-    used = sd > ROUNDING * np.max(np.abs(values), axis=0)
-    if not used[~columns.always].any():
+    table: xr.DataArray, rows: Rows, always: Bool[np.ndarray, " P"], kind: ResponseKind
+) -> tuple[Units, dict[str, Any]]:
+    """Compute arguments of :func:`~numpyro_spikeslab.models.sparse_regression` by name: columns of
+    variance 1, constant ones as zeros, and the response in its unit; contrasts of both where they
+    integrate the intercept out."""
+    if not kind.has_precisions:
+        index = np.repeat(np.arange(len(rows.y)), (rows.weights * rows.seen).astype(int))
+        rows = Rows(*(x[index] for x in rows))._replace(weights=np.ones(len(index)))
+    mean, sd = moments(rows.X, rows.weights)
+    varies = sd > ROUNDING * np.max(np.abs(rows.X), axis=0)
+    if not varies[~always].any():
         raise bad("X", f"{table.shape[1]} constant columns", "one or more that vary")
-    sd = np.where(used, sd, 1.0)
-    X, y = (values - mean) / sd * used, rows.y
+    sd = np.where(varies, sd, 1.0)
+    X, y = (rows.X - mean) / sd * varies, rows.y
     y_mean, y_sd, noise = 0.0, 1.0, 1.0
     if kind.units is not None:
         y = y - rows.offset
@@ -54,12 +54,16 @@ def standardised(
     if not kind.has_intercept:
         noise = rows.weights.mean() ** 0.5
         X, y = (contrasts(x, rows.weights / noise**2) for x in (X, y))
-    x_mean, x_sd, x_used = (table[0].copy(data=x) for x in (mean, sd, used))
-    always = X[:, columns.always] if columns.always.any() else None
-    totals = rows.totals if np.isfinite(rows.totals).all() else None
-    offset = rows.offset if kind.units is None else None
-    data = X[:, ~columns.always], y, always, offset, totals
-    return Scales(x_mean, x_sd, x_used, y_mean, y_sd, noise, len(values)), data
+    data = {"X": X[:, ~always], "y": y}
+    if always.any():
+        data["always"] = X[:, always]
+    if kind.units is None:
+        data["offset"] = rows.offset
+    if kind.has_trials:
+        data["totals"] = rows.totals
+    like = table.isel(row=0, drop=True)
+    x_mean, x_sd, x_varies = (like.copy(data=x) for x in (mean, sd, varies))
+    return Units(x_mean, x_sd, x_varies, y_mean, y_sd, noise, len(rows.y)), data
 
 
 def contrasts(
@@ -77,34 +81,32 @@ def contrasts(
 
 
 def in_units(
-    tree: xr.DataTree, scales: Scales, columns: TableColumns, rng: np.random.Generator
+    tree: xr.DataTree, units: Units, columns: TableColumns, rng: np.random.Generator
 ) -> xr.DataTree:
     """Convert draws to the units of the table and the response, and draw an intercept."""
-    draws, stats = of_all_columns(tree, scales.used["feature"], columns)
-    unit = scales.used * scales.y_sd / scales.x_sd
+    draws, stats = expand_to_all_columns(tree, units.varies["feature"], columns)
+    unit = units.varies * units.y_sd / units.x_sd
     w = draws["w"] * unit
+    spikes = draws["w_spike"].astype(int, copy=False) * units.varies
     if "intercept" in draws:
-        centre = draws["intercept"] * scales.y_sd
+        centre = draws["intercept"] * units.y_sd
     else:
         # the mean of the response is independent of its contrasts
-        sd = draws["sigma"] * scales.y_sd / scales.num_rows**0.5
+        sd = draws["sigma"] * units.y_sd / units.num_rows**0.5
         centre = sd * rng.normal(size=sd.shape)
-    draws = draws.assign(
-        w=w,
-        w_slab=draws["w_slab"] * unit,
-        w_spike=draws["w_spike"].astype(int, copy=False) * scales.used,
-        intercept=scales.y_mean + centre - xr.dot(w, scales.x_mean, dim="feature"),
-    )
+    draws = draws.assign(w=w, w_slab=draws["w_slab"] * unit, w_spike=spikes)
+    if units.x_mean is not None:
+        draws["intercept"] = units.y_mean + centre - xr.dot(w, units.x_mean, dim="feature")
     if "sigma" in draws:
-        draws["sigma"] = draws["sigma"] * scales.y_sd * scales.noise
-    stats[PROBABILITIES] = stats[PROBABILITIES] * scales.used
+        draws["sigma"] = draws["sigma"] * units.y_sd * units.noise
+    stats[PROBABILITIES] = stats[PROBABILITIES] * units.varies
     return xr.DataTree.from_dict({"posterior": draws, "sample_stats": stats})
 
 
-def of_all_columns(
+def expand_to_all_columns(
     tree: xr.DataTree, names: xr.DataArray, columns: TableColumns
 ) -> tuple[xr.Dataset, xr.Dataset]:
-    """Return draws and statistics with a spike for each column, 1 where it is always in."""
+    """Give draws and statistics a spike for each column, 1 where it is always in."""
     draws, stats = posterior(tree), tree["sample_stats"].to_dataset()
     dim = draws["w"].dims[-1]
     if columns.groups is not None:

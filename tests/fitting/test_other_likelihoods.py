@@ -42,7 +42,6 @@ def test_a_fit_of_classes_has_all_summaries():
     assert np.max(np.diff(result.losses[100:])) < 1e-3
     sets = guide.credible_sets(result.params, X, y)
     assert sets["members"].map(sorted).tolist() == [[1, 3]]
-    assert guide.set_shares(result.params, X, y)["w"].shape == (1, 4)
     low, high = guide.quantiles(result.params, [0.05, 0.95])["w"]
     assert np.all(low <= high)
     start = guide.to_init_params(result.params, X, y, rng_key=KEY, num_chains=2)

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 import truth
+import xarray as xr
 
 from jax import random
 
@@ -13,6 +14,7 @@ import numpyro
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.fitting.variational import FitStatistics
 
 NOISE = np.random.default_rng(1).normal(size=60)
 
@@ -182,13 +184,8 @@ def test_members_are_the_fewest_that_reach_the_coverage():
     for coverage in (0.3, 0.6, 0.9):
         size = 1 + np.sum(np.cumsum(shares) < coverage)
         assert sets_of(*data, coverage=coverage)["size"].tolist() == [size]
-    # the same by column
-    table = sets_of(*data)
-    members = list(table["members"][0])
+    members = list(sets_of(*data)["members"][0])
     assert 1 < len(members) < 5 and members != sorted(members)
-    expected = np.full((1, 5), np.nan)
-    expected[0, members] = table["shares"][0]
-    np.testing.assert_array_equal(nss.PairedGuide(model).set_shares(*data)["w"], expected)
 
 
 def two_sites(X, y=None):
@@ -213,15 +210,18 @@ def test_columns_of_several_sites_stand_in_for_each_other():
     assert guide.credible_sets(params, X, y, site="a").equals(table)
     assert guide.credible_sets(params, X, y, site="w").empty
 
-    # the same as arrays
+    # the same as statistics of draws
     expected = {"a": np.full((2, 2, 2), np.nan), "w": np.full((2, 2), np.nan)}
     for place, row in table.iterrows():
         for (name, *index), share in zip(row["members"], row["shares"], strict=True):
             expected[name][(place, *index)] = share
-    shares = guide.set_shares(params, X, y)
-    assert shares.keys() == expected.keys()
+    draws = {"a": (["sample", "row", "column"], np.zeros((1, 2, 2)))}
+    draws |= {"w": (["sample", "others"], np.zeros((1, 2)))}
+    probs, effects = guide.inclusion_probabilities(params), guide.effects(params, X, y)
+    statistics = FitStatistics(np.zeros(1), np.zeros(1), probs, effects)
+    stats = statistics.of_draws(xr.Dataset(draws), 0.0)
     for name, array in expected.items():
-        np.testing.assert_array_equal(shares[name], array)
+        np.testing.assert_array_equal(stats[f"credible_sets.{name}"], array)
 
 
 def planted(seed):
