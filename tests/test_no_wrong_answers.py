@@ -74,7 +74,6 @@ def check_refusal(generated: Generated) -> None:
         Reader(generated.model, "test")((generated.data,), {})
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(STRUCTURES)))
 def test_a_model_is_read_rightly_or_refused(number):
     structure = STRUCTURES[number]
