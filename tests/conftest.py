@@ -26,6 +26,64 @@ gc.set_threshold(100_000, 50, 100)
 # read when matplotlib is first imported
 os.environ["MPLBACKEND"] = "Agg"
 
+DURATIONS = Path(__file__).with_name("durations.txt")
+"""The seconds of one core that tests take, and their names; `pytest --measure` writes them."""
+
+LISTED, SLOW, EXHAUSTIVE = 1.0, 4.0, 40.0
+"""The seconds from which a test is listed, slow and exhaustive."""
+
+lines = DURATIONS.read_text().splitlines() if DURATIONS.exists() else []
+durations = {name: float(seconds) for seconds, name in (line.split(" ", 1) for line in lines)}
+
+
+def core_seconds() -> float:
+    """Return how long this process and those that it started have computed."""
+    return sum(os.times()[:4])
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the option that measures."""
+    parser.addoption("--measure", action="store_true", help="store how long the tests take")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what takes long; a test that is not listed is quick."""
+    for item in items:
+        seconds = durations.get(item.nodeid, 0.0)
+        if seconds >= SLOW:
+            item.add_marker("slow")
+        if seconds >= EXHAUSTIVE:
+            item.add_marker("exhaustive")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    """Start the clock of a test."""
+    item.user_properties.append(("core seconds", -core_seconds()))
+    yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    """Stop the clock of a test."""
+    yield
+    item.user_properties.append(("core seconds", core_seconds()))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note how long a test took, also one of another process."""
+    if report.when == "teardown":
+        seconds = sum(value for key, value in report.user_properties if key == "core seconds")
+        durations[report.nodeid] = round(seconds, 1 if seconds < 10 else None)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Store how long the tests took, if asked to; those that did not run keep what they have."""
+    if session.config.getoption("measure") and not hasattr(session.config, "workerinput"):
+        rows = sorted((name, seconds) for name, seconds in durations.items() if seconds >= LISTED)
+        DURATIONS.write_text("".join(f"{seconds:g} {name}\n" for name, seconds in rows))
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Share compiled code with the other processes, which inherit the folder."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random models, each with the dense regression that it amounts to at given values of its sites.
+"""Random models.
 
 A model is a structure, what its author has written, and data, which it takes as arguments. Few
-structures with many data compile little. The regression is numpy's, from the definition.
+structures with many data compile little.
 """
 
 from collections.abc import Iterator
@@ -11,9 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-import truth
 
-import jax
 import jax.numpy as jnp
 
 import numpyro
@@ -133,18 +131,6 @@ class Generated:
         if structure.sites == "held intercept":
             self.model = handlers.condition(self.model, {"b": jnp.asarray(0.7)})
 
-    def draw(self, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Values of the other sites."""
-        if self.structure.sites == "held intercept":
-            return {}
-        key = jax.random.key(int(rng.integers(2**31)))
-        priors = _sites(self.structure).items()
-        return {name: np.asarray(prior.sample(key)) for name, prior in priors}
-
-    def regression(self, values: dict[str, np.ndarray]) -> truth.Regression:
-        """What the model amounts to at such values, observations flattened as they stand."""
-        return _regression(self.structure, self.data, values)
-
 
 # Data
 
@@ -214,7 +200,7 @@ def _write(structure: Structure, data: dict[str, Any]) -> None:
     values = {name: numpyro.sample(name, prior) for name, prior in _sites(structure).items()}
     weights = _weights(structure, data, values)
     location = _location(structure, data, values, weights)
-    noise = data["noise"] * _noise_factor(jnp, structure, data, values)
+    noise = data["noise"] * _noise_factor(structure, data, values)
     y, mask = data["y"], None
     flat = weights["w"].ravel()
     if structure.link == "own response":
@@ -284,8 +270,8 @@ def _predict(structure: Structure, X, weights) -> Any:
     return w @ X.T if structure.layout == "tasks first" else X @ w.reshape(-1)
 
 
-def _mixed(xp: Any, structure: Structure, data, values, first, second) -> Any:
-    """What other sites make of two predictions, or of the two matrices that they come from."""
+def _mixed(structure: Structure, data, values, first, second) -> Any:
+    """What other sites make of two predictions."""
     sites = structure.sites
 
     def by_row(x):
@@ -294,18 +280,18 @@ def _mixed(xp: Any, structure: Structure, data, values, first, second) -> Any:
     if sites == "gate":
         return values["z"] * first
     if sites == "switch":
-        return xp.where(values["b"] > 0.2, first, second)
+        return jnp.where(values["b"] > 0.2, first, second)
     if sites == "steep switch":
         steps = 200.0 * (by_row(data["time"]) - values["b"])
-        return first / (1.0 + xp.exp(xp.minimum(-steps, 700.0)))
+        return first / (1.0 + jnp.exp(jnp.minimum(-steps, 700.0)))
     if sites == "assignment":
-        return xp.where(by_row(values["z"]) == 1, first, second)
+        return jnp.where(by_row(values["z"]) == 1, first, second)
     return by_row(values["g"]) * first if sites == "row gain" else first
 
 
 def _location(structure: Structure, data, values, weights) -> Any:
     predictions = (_predict(structure, data[name], weights) for name in ("X", "X2"))
-    location = _mixed(jnp, structure, data, values, *predictions)
+    location = _mixed(structure, data, values, *predictions)
     if structure.link in BENDS:
         location = BENDS[structure.link](location, values, weights["w"].ravel())
     if structure.sites in ("intercept", "held intercept"):
@@ -313,54 +299,11 @@ def _location(structure: Structure, data, values, weights) -> Any:
     return data["offset"] + location
 
 
-def _noise_factor(xp: Any, structure: Structure, data, values) -> Any:
+def _noise_factor(structure: Structure, data, values) -> Any:
     if structure.sites == "noise":
         return values["s"]
     if structure.sites == "noise of each":
         return values["s"][:, None] if structure.layout == "tasks first" else values["s"]
     if structure.sites == "noise switch":
-        return xp.where(_aligned(data["time"], structure) > values["b"], values["s"], 2.0)
+        return jnp.where(_aligned(data["time"], structure) > values["b"], values["s"], 2.0)
     return 1.0
-
-
-# The regression
-
-
-def dense(structure: Structure, X: np.ndarray) -> np.ndarray:
-    """The matrix that multiplies all weights, a row for each observation as they stand."""
-    if len(structure.shape) == 1:
-        return X
-    N, Q, M = 6, 2, 2
-    full = np.zeros((N, Q, Q, M))
-    for q in range(Q):
-        full[:, q, q] = X[q] if structure.layout == "own features" else X
-    if structure.layout == "tasks first":
-        full = full.swapaxes(0, 1)
-    return full.reshape(N * Q, Q * M)
-
-
-def _regression(structure: Structure, data, values) -> truth.Regression:
-    shape, sites = structure.shape, structure.sites
-    matrices = (dense(structure, data[name]).reshape(*shape, 4) for name in ("X", "X2"))
-    X = _mixed(np, structure, data, values, *matrices)
-    time = _aligned(data["time"], structure)
-    offset, weight = data["offset"], _mask(structure, data).astype(float)
-    if sites in ("intercept", "held intercept"):
-        offset = offset + (values["b"] if sites == "intercept" else 0.7)
-    elif sites == "mask switch":
-        weight = weight * (time > -0.5 + 0.1 * values["b"])
-    elif sites == "scale":
-        weight = weight * values["s"]
-    if "scale" in structure.counts:
-        weight = weight * _aligned(data["row_scale"], structure)
-    if "constant scale" in structure.counts:
-        weight = weight * 0.5
-    noise = np.broadcast_to(data["noise"] * _noise_factor(np, structure, data, values), shape)
-    inclusion, slab = data["inclusion"].copy(), data["slab"].copy()
-    if sites == "hyperparameters":
-        mine = slice(0, int(np.prod(structure.pairs["w"])))
-        inclusion[mine], slab[mine] = values["pi"], values["t"]
-    y = np.where(weight > 0, data["y"] - offset, 0.0)
-    return truth.regression(
-        X.reshape(-1, 4), y.ravel(), noise.ravel(), inclusion, slab, weight.ravel()
-    )

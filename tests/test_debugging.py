@@ -86,9 +86,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("check", [jax.debug_key_reuse, jax.debug_nans])
-@pytest.mark.parametrize(
-    "call", [pytest.param(x, marks=[] if x == "pairs" else pytest.mark.slow) for x in CALLS]
-)
+@pytest.mark.parametrize("call", CALLS)
 def test_calls_pass_the_checks_of_jax(x64, check, call):
     with check(True):
         CALLS[call]()
@@ -102,7 +100,6 @@ def are_of_one(key, other):
     return (random.key_data(random.split(other, 9)) == random.key_data(key)).all(-1).any()
 
 
-@pytest.mark.slow
 def test_auxiliary_variables_have_a_key_of_their_own(x64, monkeypatch):
     keys = {}
 
@@ -123,7 +120,6 @@ def test_auxiliary_variables_have_a_key_of_their_own(x64, monkeypatch):
     assert not are_of_one(keys["auxiliaries"], keys["weights"])
 
 
-@pytest.mark.slow
 def test_predictions_have_a_key_of_their_own(monkeypatch):
     keys, responses = [], regression.response_of
 

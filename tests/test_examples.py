@@ -51,7 +51,6 @@ def test_boston_housing_is_standardised_and_labelled():
     assert correlation["lstat"] < -0.7 < 0.6 < correlation["rm"]
 
 
-@pytest.mark.slow
 def test_table_1(example):
     data = boston_housing()
     exact = example.exact_posterior(data.X, data.y)
@@ -79,7 +78,6 @@ def test_table_1(example):
     plt.close("all")
 
 
-@pytest.mark.slow
 def test_digits_are_told_apart(monkeypatch):
     """Three classes and two sets of features, 20 labelled digits of each class."""
     pytest.importorskip("sklearn", reason="scikit-learn is needed by this example only")

@@ -30,7 +30,6 @@ def test_white_functions_are_independent_and_zero_ones_at_their_mean(precision):
     np.testing.assert_allclose(new.sample(KEY)[1], 3 * x_new, rtol=1e-6, atol=1e-12)
 
 
-@pytest.mark.slow
 def test_functions_of_several_kinds_are_conditioned_each_by_its_own(x64):
     rng = np.random.default_rng(0)
     x, x_new = np.sort(rng.uniform(0, 4, 20)), np.array([0.3, 2.2, 9.0])

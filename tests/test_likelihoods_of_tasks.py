@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from refusals import refusals
 from scipy import special, stats
 from scipy.sparse import coo_array
 from tinygp import kernels
@@ -100,7 +101,6 @@ def test_a_likelihood_of_f_alone_has_no_noise(dtype):
     np.testing.assert_allclose(log_prob, Y * f - np.logaddexp(0, f), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 def test_new_points_have_the_likelihood():
     model = nss.models.mtmkl([SMOOTH], likelihood=counts, num_tasks=2)
     fixed = {"phi_scale": np.ones(1), "phi": np.zeros((1, 3)), "slab_scale": 1.0}
@@ -111,7 +111,6 @@ def test_new_points_have_the_likelihood():
     np.testing.assert_allclose(new["fn"].mean, np.exp(sites["f_new"]["value"]), rtol=1e-5)
 
 
-@pytest.mark.slow
 def test_a_missing_entry_needs_no_value_that_the_likelihood_allows():
     """A Gamma density has no gradient at zero."""
     model = nss.models.factor_analysis(1, likelihood=lambda f, a: dist.Gamma(a, a * jnp.exp(-f)))
@@ -122,19 +121,16 @@ def test_a_missing_entry_needs_no_value_that_the_likelihood_allows():
     assert np.all(np.isfinite(slope(values["noise"])))
 
 
-@pytest.mark.parametrize(
-    ("likelihood", "got"),
-    [
-        (dist.Bernoulli, r"\['probs', 'logits'\]"),
-        (dist.Poisson, r"\['rate'\]"),
-        (dist.StudentT, r"\['df', 'loc', 'scale'\]"),
-        (lambda: dist.Normal(), r"\[\]"),
-    ],
+WRONG = r"likelihood: got a function of \[{}\], .*`f` and `noise`.*`lambda f: "
+OTHERS = {
+    "classes": (dist.Bernoulli, WRONG.format("'probs', 'logits'")),
+    "counts": (dist.Poisson, WRONG.format("'rate'")),
+    "heavy tails": (dist.StudentT, WRONG.format("'df', 'loc', 'scale'")),
+    "no argument": (lambda: dist.Normal(), WRONG.format("")),
+}
+test_a_likelihood_of_other_arguments_is_refused = refusals(
+    OTHERS, lambda likelihood: nss.models.mtmkl([SMOOTH], likelihood=likelihood)
 )
-def test_a_likelihood_of_other_arguments_is_refused(likelihood, got):
-    message = rf"likelihood: got a function of {got}, .*`f` and `noise`.*`lambda f: "
-    with pytest.raises(ValueError, match=message):
-        nss.models.mtmkl([SMOOTH], likelihood=likelihood)
 
 
 def test_arguments_with_defaults_are_the_users_own():
@@ -177,7 +173,6 @@ def rows_of_tasks(Y, mask):
         numpyro.sample("Y", bernoulli(W @ phi), obs=jnp.where(mask, Y, 0))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("likelihood", [bernoulli, counts])
 def test_planted_factors_are_found(x64, likelihood):
     """In a table with gaps, of which a constant predictor knows the mean."""
@@ -193,7 +188,6 @@ def test_planted_factors_are_found(x64, likelihood):
         guide.predict(result.params, data, noise=True)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["entries", "rows"])
 def test_the_bound_is_that_of_the_table(x64, layout):
     _, Y, hidden = planted(bernoulli, 12, 10)
@@ -211,7 +205,6 @@ def test_the_bound_is_that_of_the_table(x64, layout):
     assert np.max(np.diff(losses)) < 1e-9 * losses[-1] and losses[0] < result.losses[-1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("likelihood", [bernoulli, counts])
 def test_moves_find_planted_functions(x64, likelihood):
     f, Y, hidden = planted(likelihood)
@@ -232,7 +225,7 @@ def test_moves_find_planted_functions(x64, likelihood):
 @pytest.mark.parametrize(
     "likelihood",
     [
-        pytest.param(bernoulli, marks=pytest.mark.slow),
+        bernoulli,
         pytest.param(counts, marks=pytest.mark.exhaustive),
     ],
 )
@@ -255,7 +248,6 @@ def test_chains_agree_with_a_fit(x64, likelihood):
     assert 0.4 < ratio < 1.1
 
 
-@pytest.mark.slow
 def test_scales_of_heavy_tails_are_drawn_by_another_block(x64):
     rng = np.random.default_rng(0)
     Y = 2 * np.outer(np.sin(2 * X), rng.choice([-1, 1], Q)) + 0.3 * rng.standard_t(4.0, (N, Q))
@@ -271,36 +263,32 @@ def test_scales_of_heavy_tails_are_drawn_by_another_block(x64):
     assert abs(np.mean(noise) - 0.3) < 4 * np.std(noise) and np.std(noise) < 0.05
 
 
-STARTS = {
-    "fit": lambda model, Y: nss.CAVI(model, nss.PairedGuide(model)).init(KEY, Y),
-    "chain": lambda model, Y: nss.LatentGibbs(model, accelerate=0.25).init(KEY, 10, None, (Y,), {}),
-}
-
-
-@pytest.mark.parametrize("name", STARTS)
-def test_a_likelihood_without_auxiliary_variables_is_refused(name):
-    model = nss.models.factor_analysis(2, likelihood=poisson)
-    message = "likelihood of 'Y': got one without .*NegativeBinomial2.*PairedGibbs"
-    with pytest.raises(ValueError, match=message):
-        STARTS[name](model, np.arange(12.0).reshape(4, 3))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("likelihood", "message"),
-    [
-        (poisson, "CAVI: the likelihood of 'Y': got one without closed-form updates"),
-        (partial(dist.StudentT, 4.0), r"num_tasks: got a model with the sites \['noise'\]"),
-    ],
-)
-def test_batches_that_have_no_closed_forms_are_refused(likelihood, message):
+def begin(likelihood, **options):
     model = nss.models.factor_analysis(2, likelihood=likelihood)
-    svi = nss.CAVI(model, nss.PairedGuide(model), num_tasks=10)
-    with pytest.raises(ValueError, match=message):
-        svi.init(KEY, np.eye(4))
+    nss.CAVI(model, nss.PairedGuide(model), **options).init(KEY, np.eye(4))
 
 
-@pytest.mark.slow
+def begin_chain(likelihood):
+    model = nss.models.factor_analysis(2, likelihood=likelihood)
+    nss.LatentGibbs(model, accelerate=0.25).init(KEY, 10, None, (np.eye(4),), {})
+
+
+NO_AUXILIARIES = "likelihood of 'Y': got one without .*NegativeBinomial2.*PairedGibbs"
+REFUSED = {
+    "fit": (partial(begin, poisson), NO_AUXILIARIES),
+    "chain": (partial(begin_chain, poisson), NO_AUXILIARIES),
+    "batches": (
+        partial(begin, poisson, num_tasks=10),
+        "CAVI: the likelihood of 'Y': got one without closed-form updates",
+    ),
+    "batches with a scale": (
+        partial(begin, partial(dist.StudentT, 4.0), num_tasks=10),
+        r"num_tasks: got a model with the sites \['noise'\]",
+    ),
+}
+test_what_has_no_closed_forms_is_refused = refusals(REFUSED)
+
+
 def test_other_likelihoods_have_a_sampler(x64):
     """The one that the error message names."""
     model = nss.models.factor_analysis(2, likelihood=poisson)

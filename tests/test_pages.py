@@ -17,8 +17,6 @@ import numpyro_spikeslab as nss
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-# pages that take a few seconds at most
-QUICK = {"docs/speed.md"}
 # a page that repeats lines of another one
 EXCERPTS = {"docs/index.md": "docs/start.md"}
 # stricter than the other tests, which may end a fit while its bound still moves
@@ -43,11 +41,7 @@ def run_script(page: str, folder: Path) -> dict[str, Any]:
 
 PATHS = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 ALL_PAGES = [path.relative_to(ROOT).as_posix() for path in PATHS]
-SCRIPTS = [
-    pytest.param(page, id=page, marks=() if page in QUICK else pytest.mark.slow)
-    for page in ALL_PAGES
-    if page not in EXCERPTS and blocks(page)
-]
+SCRIPTS = [page for page in ALL_PAGES if page not in EXCERPTS and blocks(page)]
 
 
 @pytest.fixture

@@ -55,20 +55,19 @@ def fit(model: Any, *args: Any, **options: Any) -> tuple[nss.CAVI, Any]:
 
 ROWS, COLUMNS = np.nonzero(~np.isnan(GAPS))
 TABLE = sparse.coo_array((GAPS[ROWS, COLUMNS], (ROWS, COLUMNS)), shape=GAPS.shape)
-SLOW, EXHAUSTIVE = pytest.mark.slow, pytest.mark.exhaustive
 
 
 @pytest.mark.parametrize(
     ("model", "args", "options"),
     [
-        pytest.param("latent hyperparameters", (), {"num_restarts": 2}, marks=EXHAUSTIVE),
-        pytest.param("shared features with a mask", (), {"num_restarts": 2}, marks=SLOW),
-        pytest.param("latent design", (), {"num_restarts": 2}, marks=EXHAUSTIVE),
-        pytest.param(SMOOTH, (X, GAPS), {}, id="gaps", marks=SLOW),
-        pytest.param(WHITE, (GAPS,), {}, id="white", marks=SLOW),
-        pytest.param(WHITE, (TABLE,), {}, id="ratings", marks=SLOW),
-        pytest.param(SMOOTH, (X, Y), {"plain": True}, id="plain", marks=EXHAUSTIVE),
-        pytest.param(STATES, (X, GAPS), {}, id="state-space", marks=EXHAUSTIVE),
+        ("latent hyperparameters", (), {"num_restarts": 2}),
+        ("shared features with a mask", (), {"num_restarts": 2}),
+        ("latent design", (), {"num_restarts": 2}),
+        pytest.param(SMOOTH, (X, GAPS), {}, id="gaps"),
+        pytest.param(WHITE, (GAPS,), {}, id="white"),
+        pytest.param(WHITE, (TABLE,), {}, id="ratings"),
+        pytest.param(SMOOTH, (X, Y), {"plain": True}, id="plain"),
+        pytest.param(STATES, (X, GAPS), {}, id="state-space"),
     ],
 )
 @pytest.mark.usefixtures("rounding")
@@ -95,7 +94,6 @@ def test_fits(model, args, options):
         guide.transform(params, *args, Y_new=Y)
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("rounding")
 def test_fits_of_batches():
     svi = nss.CAVI(SMOOTH, nss.PairedGuide(SMOOTH), plain=True, num_tasks=30)
@@ -107,9 +105,7 @@ def test_fits_of_batches():
     ("kernel", "args"),
     [
         (partial(nss.PairedGibbs, truth.hyper_model), truth.hyper_case().args),
-        pytest.param(
-            partial(nss.LatentGibbs, SMOOTH, accelerate=0.25), (X, GAPS), marks=pytest.mark.slow
-        ),
+        (partial(nss.LatentGibbs, SMOOTH, accelerate=0.25), (X, GAPS)),
     ],
     ids=["pairs", "functions"],
 )

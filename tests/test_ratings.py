@@ -128,7 +128,6 @@ def test_factors_are_better_than_biases_alone(ratings, movielens, split):
     assert 0.1 < fit.included.mean() < 0.2
 
 
-@pytest.mark.slow
 def test_a_file_is_completed(ratings, tmp_path, monkeypatch, capsys):
     table, _ = ratings.generated(seed=0, N=60, Q=50)
     file = tmp_path / "ratings.dat"

@@ -5,6 +5,7 @@ import arviz_stats
 import numpy as np
 import pandas as pd
 import pytest
+from refusals import refusals
 from scipy import stats
 from scipy.special import betaln, logsumexp
 from small_table import NAMES, table
@@ -79,7 +80,6 @@ def test_near_copies_share_their_effect_as_they_should_whatever_the_precision(x3
     assert not any(isinstance(x.data, jax.Array) for t in dt.subtree for x in t.variables.values())
 
 
-@pytest.mark.slow
 def test_chains_agree_with_quadrature(tree):
     X, y = table()
     used = [name for name in NAMES if name != "batch"]
@@ -188,7 +188,6 @@ def test_chains_that_disagree_are_named(tree):
         regression.summarised(apart, table()[0].to_numpy(), used, 1.0)
 
 
-@pytest.mark.slow
 def test_most_columns_may_be_expected():
     """Where the density of the inclusion probability has no maximum, the fit takes a flat one."""
     X, y = table()
@@ -221,7 +220,6 @@ def test_alternatives_of_the_fit_have_the_names_of_the_columns():
     assert alternatives.to_dict() == {"w[a]": "w[c]", "w[b]": "", "w[c]": "w[a]"}
 
 
-@pytest.mark.slow
 def test_many_more_columns_than_rows():
     """If a tenth of the 1,500 columns is expected, 160 are in and inclusion of the right is .19."""
     rng = np.random.default_rng(0)
@@ -271,7 +269,6 @@ def test_diabetes_with_interactions_against_a_long_run():
     assert abs(once["inclusion"] - long["inclusion"]).max() < 0.03
 
 
-@pytest.mark.slow
 def test_tables_of_like_shapes_share_their_programs():
     """Other rows, columns, expected sizes and numbers of draws compile nothing."""
     options = dict(num_warmup=20, num_samples=50, num_chains=4)
@@ -326,7 +323,6 @@ def test_a_fit_that_has_not_ended_is_named():
         table_chains._tree_of_fit(fit._replace(bounds=np.array([-9.0, np.nan])), sizes)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["id", "feature", "row"])
 def test_rows_keep_their_labels_whatever_the_index_is_called(name):
     labels = pd.Index(np.arange(30)[::-1] + 1, name=name)
@@ -379,16 +375,12 @@ OPTIONS = {
     "warmup": ({"num_warmup": -1}, "num_warmup: got -1, expected a whole number"),
     "key": ({"key": 0}, "key: got 0, expected a random key"),
 }
-CASES = (
-    {name: ({"X": x}, message) for name, (x, message) in TABLES.items()}
-    | {name: ({"y": y}, message) for name, (y, message) in RESPONSES.items()}
-    | OPTIONS
-)
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.usefixtures("unchecked_types")
-def test_messages_name_argument_and_remedy(case):
-    arguments, message = CASES[case]
-    with pytest.raises(ValueError, match=message):
-        nss.sparse_regression(**{"key": KEY, "X": X, "y": Y} | arguments)
+def analyse(arguments):
+    nss.sparse_regression(**{"key": KEY, "X": X, "y": Y} | arguments)
+
+
+test_messages_of_tables = refusals(TABLES, lambda table: analyse({"X": table}))
+test_messages_of_responses = refusals(RESPONSES, lambda response: analyse({"y": response}))
+test_messages_of_options = refusals(OPTIONS, analyse)

@@ -134,7 +134,6 @@ def test_a_density_without_a_maximum_is_refused_by_fits_alone(x64, name):
     nss.PairedGibbs(model).init(random.key(0), 1, None, (X, Y), {})
 
 
-@pytest.mark.slow
 def test_nor_does_a_density_without_a_maximum_pass_where_it_is_known_late(x64):
     def last(concentration):
         model = with_prior(lambda X: dist.Beta(concentration, 1.0))

@@ -127,7 +127,6 @@ def test_at_predictor_zero_the_auxiliaries_are_those_of_the_mixture(name):
     assert agrees(np.exp(log_of(stand_in, -2.0)), np.exp(case.log_density(-2.0)))
 
 
-@pytest.mark.slow
 @cases
 def test_gibbs_sampling_has_the_posterior_of_quadrature(case):
     """Many chains at once, under a standard normal prior of each predictor."""
@@ -170,7 +169,6 @@ def test_expected_stand_ins_are_the_bound(precision, case):
     np.testing.assert_allclose(own_bound[touches], case.log_density(mean[touches]), atol=tolerance)
 
 
-@pytest.mark.slow
 def test_extreme_predictors_and_empty_totals_have_finite_stand_ins(precision):
     f = jnp.array([0.0, 1e-30, 60.0, -60.0, 1e4])
     y = jnp.array([0.0, 0.0, 1.0, 1.0, 0.0])

@@ -207,7 +207,6 @@ def free(q):
     return (singles, stacks), back
 
 
-@pytest.mark.slow
 @EVERY_FAMILY
 @pytest.mark.parametrize("temperature", [1.0, 4.0])
 def test_sweeps_ascend_to_a_stationary_point_below_the_evidence(x64, name, temperature):

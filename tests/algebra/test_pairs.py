@@ -142,8 +142,8 @@ Q, M, N = 8, 5, 15
 # all; devices with the same number of tasks or not; blocks of one, not full and larger than all.
 CUTS = [(3, 1, 1), (3, 1, 3), (4, 1, 16), (512, 4, 3), (3, 2, 3), (3, 5, 3)]
 KINDS = "shared", "own", "shared, extra", "own, extra"
-# the kind that has everything with all cuts, and all kinds with one cut
-SLOW = [*((KINDS[-1], cut) for cut in CUTS), *((kind, (3, 5, 3)) for kind in KINDS[:-1])]
+# the kind that has everything with all cuts, and all kinds with two cuts
+CASES = [(KINDS[-1], cut) for cut in CUTS] + [*product(KINDS[:-1], (CUTS[1], CUTS[-1]))]
 
 
 @pytest.fixture
@@ -156,18 +156,7 @@ def cut(request, monkeypatch):
 
 @pytest.mark.parametrize("one_row", [False, True])
 @pytest.mark.parametrize("put", ["expectation", "draw"])
-@pytest.mark.parametrize(
-    ("kind", "cut"),
-    [
-        *((kind, (3, 1, 3)) for kind in KINDS),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW),
-        *(
-            pytest.param(*case, marks=pytest.mark.exhaustive)
-            for case in product(KINDS[:-1], CUTS[:-1])
-        ),
-    ],
-    indirect=["cut"],
-)
+@pytest.mark.parametrize(("kind", "cut"), CASES, indirect=["cut"])
 def test_sweeps_of_tasks_visit_one_feature_after_the_other(precision, kind, cut, put, one_row):
     rng = np.random.default_rng(2)
     features, extra = rng.normal(size=(M, N)), rng.normal(size=(Q, 2, M)) * ("extra" in kind)

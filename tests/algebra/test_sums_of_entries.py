@@ -76,7 +76,6 @@ def test_moments_at_entries_are_those_of_products_of_independent_numbers(x64):
     np.testing.assert_allclose(variance, table_variance[columns, rows], atol=1e-12)
 
 
-@pytest.mark.slow
 def test_blocks_hold_all_owners_whatever_their_number(monkeypatch):
     monkeypatch.setattr(sparse_sums, "BLOCK_NUMBERS", 50)
     features, one = (jnp.ones((1, 3)), jnp.ones((1, 0)), jnp.ones(1)), jnp.ones(1)

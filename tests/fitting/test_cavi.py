@@ -8,6 +8,7 @@ from fits import KEY, cavi, compilations, estimator_of_the_bound, run, same
 import function_models
 import numpy as np
 import pytest
+from refusals import refusals
 import truth
 
 import jax
@@ -71,7 +72,6 @@ def test_a_value_that_rounding_puts_on_the_boundary_stays_a_number(x32):
     assert np.all(np.diff(result.losses) <= 1e-2) and np.all(np.isfinite(result.losses))
 
 
-@pytest.mark.slow
 def test_supports_are_those_of_the_data(x64, fixed):
     """A guide has those of its first call."""
     X, y = fixed.args
@@ -231,7 +231,6 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), REFUSED)
-def test_what_a_fit_does_not_take_is_refused(x64, unchecked_types, fixed, call, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        call(fixed)
+test_what_a_fit_does_not_take_is_refused = pytest.mark.usefixtures("x64")(
+    refusals(REFUSED, lambda call, fixed: call(fixed), "fixed")
+)

@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from refusals import refusals
 from scipy.sparse import bsr_array, coo_array, csr_array, dia_array
 import truth
 
@@ -55,8 +56,7 @@ def bound_of(model, params, *args):
 FACTORS = nss.models.factor_analysis(4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("shared", [True, pytest.param(False, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("shared", [True, False])
 def test_the_bound_and_the_predictions_are_those_of_the_table(x64, shared):
     model = nss.models.factor_analysis(4, shared_inclusion=shared, shared_noise=shared)
     Y, table, _ = planted()
@@ -100,7 +100,6 @@ def test_moves_find_the_planted_factors_and_never_lower_the_bound(x64):
     np.testing.assert_allclose(-result.losses[-1], bound_of(model, result.params, table), rtol=1e-9)
 
 
-@pytest.mark.slow
 def test_zeros_that_are_stored_are_observations_whatever_the_order_and_the_array(x64):
     Y, table, _ = planted()
     Y.data[:7] = 0.0
@@ -113,7 +112,6 @@ def test_zeros_that_are_stored_are_observations_whatever_the_order_and_the_array
         np.testing.assert_allclose(-result.losses[-1], bound, rtol=1e-9)
 
 
-@pytest.mark.slow
 def test_rows_and_columns_without_entries_stay_at_their_prior(x64):
     Y, _, _ = planted()
     larger = sparse(Y.data, *Y.coords, (N + 3, Q + 2))
@@ -212,7 +210,6 @@ def test_programs_that_are_no_table_are_refused(precision, name):
         fitted(model, Y.data)
 
 
-@pytest.mark.slow
 def test_noise_without_a_mode_in_closed_form_is_known_of_a_column_without_entries(x64):
     Y, _, _ = planted()
 
@@ -240,7 +237,6 @@ def test_noise_without_a_mode_in_closed_form_is_known_of_a_column_without_entrie
         guide.transform(params, *args, Y_new=np.ones((1, Q + 1)))
 
 
-@pytest.mark.slow
 def test_nothing_of_the_size_of_the_table_is_made(x64):
     rng = np.random.default_rng(0)
     shape, number = (3_000, 2_000), 20_000
@@ -284,13 +280,9 @@ BAD = [
 ]
 
 
-def test_entries_that_are_no_observations_are_refused():
-    for Y, message in BAD:
-        with pytest.raises(ValueError, match=message):
-            fitted(FACTORS, Y)
+test_entries_that_are_no_observations_are_refused = refusals(BAD, partial(fitted, FACTORS))
 
 
-@pytest.mark.slow
 def test_entries_that_are_traced_are_named_as_the_reason(x64):
     Y, _, _ = planted()
     guide, svi, result = fitted(FACTORS, Y, plain=True, num_steps=1)
@@ -323,10 +315,13 @@ REFUSED = [
 ]
 
 
-@pytest.mark.slow
-def test_what_entries_cannot_do_is_refused(x64):
+@pytest.fixture(scope="module")
+def shortly_fitted():
     Y, _, _ = planted()
     guide, _, result = fitted(FACTORS, Y, plain=True, num_steps=1)
-    for call, message in REFUSED:
-        with pytest.raises(ValueError, match=message):
-            call(guide, result.params, Y)
+    return guide, result.params, Y
+
+
+test_what_entries_cannot_do_is_refused = refusals(
+    REFUSED, lambda call, fit: call(*fit), "shortly_fitted"
+)

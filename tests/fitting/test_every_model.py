@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract of fits: what is true of every family of guides and every kind of model."""
 
-from collections.abc import Sequence
 from functools import cache, partial
 import pickle
 from typing import Any
@@ -47,40 +46,28 @@ NAMES = [
 NONLINEAR = [name for name in NAMES if name.partition(": ")[2] in likelihood_models.MODELS]
 NONLINEAR += ["functions: classes", "functions: entries that are numbers of trials"]
 ENUMERATED = [name for name in NAMES if not name.startswith("functions")]
-# Of the others too many are compiled to be quick, and of functions too many to be slow only.
-QUICK = [
-    "paired: params",
-    "paired: offset, mask, counts and scales",
-    "paired: shared features with a mask",
-    "paired: classes with an intercept, missing and repeated",
-    "standard: offset, mask, counts and scales",
-    "groups: of weights",
-    "blocks: latent hyperparameters",
+FUNCTIONS = [
     "functions: entries of a table",
+    "functions: one function of one task",
+    "functions: a parameter that is held",
+    "functions: white functions",
 ]
-# the same claims with less in the model than others have
-PLAINER = [
+# claims that the others show: less is in these models, or they are functions like those above
+EXHAUSTIVE = [
     "paired: fixed hyperparameters",
     "paired: tasks",
     "paired: generalised least squares",
     "paired: summary statistics",
     "paired: probit of tasks",
-]
-SLOW = [
-    *(name for name in ENUMERATED if name not in PLAINER),
-    "functions: one function of one task",
-    "functions: a parameter that is held",
-    "functions: white functions",
+    *(name for name in NAMES if name not in ENUMERATED + FUNCTIONS),
 ]
 
 
-def every_model(*names: str, quick: Sequence[str] = QUICK) -> pytest.MarkDecorator:
-    def mark(name: str) -> Any:
-        if name in quick:
-            return ()
-        return pytest.mark.slow if name in SLOW else pytest.mark.exhaustive
-
-    params = [pytest.param(name, marks=mark(name)) for name in names or NAMES]
+def every_model(*names: str) -> pytest.MarkDecorator:
+    params = [
+        pytest.param(name, marks=[pytest.mark.exhaustive] if name in EXHAUSTIVE else [])
+        for name in names or NAMES
+    ]
     # one model after the other, for the tests of a model share what is compiled
     return pytest.mark.parametrize("name", params, scope="module")
 
@@ -198,7 +185,6 @@ def fitted(name: str) -> Fit:
     return Fit(name)
 
 
-@pytest.mark.slow
 @every_model()
 def test_the_bound_is_the_mean_of_its_monte_carlo_estimates(x64, name):
     fit = fitted(name)
@@ -215,7 +201,6 @@ def test_the_bound_is_the_mean_of_its_monte_carlo_estimates(x64, name):
         assert abs(mean - fit.bound(params)) < 4.5 * error < 4.5 * accuracy
 
 
-@pytest.mark.slow
 @every_model()
 def test_parameters_say_all_of_a_state(x64, name):
     fit = fitted(name)
@@ -322,7 +307,6 @@ def test_updates_and_runs_in_pieces_are_one_run(x64, name):
     assert int(last.state.optim_state[0]) == 7
 
 
-@pytest.mark.slow
 @every_model()
 def test_a_fit_of_other_data_leaves_the_old_one_alone(x64, name):
     fit = fitted(name)
@@ -352,7 +336,7 @@ def test_pickles_are_the_same(x64, name):
     same(svi.evaluate(copied.state, *fit.args), -fit.bound(fit.params), 1e-8)
 
 
-@every_model(quick=QUICK[:2])
+@every_model()
 def test_single_precision_agrees_with_double(name):
     jax.config.update("jax_enable_x64", True)
     double = fitted(name)
@@ -380,7 +364,7 @@ def test_single_precision_agrees_with_double(name):
 COUNTED = [x for x in NAMES if "repeated" in x or ("counts and scales" in x and "paired" not in x)]
 
 
-@every_model(*(name for name in NAMES if name not in COUNTED), quick=QUICK[2:3])
+@every_model(*(name for name in NAMES if name not in COUNTED))
 def test_arviz_takes_the_fit(x64, name):
     fit = fitted(name)
     data = arviz_base.from_numpyro_svi(
@@ -396,10 +380,7 @@ def test_arviz_takes_the_fit(x64, name):
 
 
 # of classes and counts the mean is not where the means of all sites are
-@every_model(
-    *(name for name in NAMES if name not in NONLINEAR),
-    quick=QUICK[2:3],
-)
+@every_model(*(name for name in NAMES if name not in NONLINEAR))
 def test_predictive_draws_have_the_mean_of_the_fit(x64, name):
     fit = fitted(name)
     args = (*fit.args[:-1], None)

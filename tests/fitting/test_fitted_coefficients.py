@@ -95,7 +95,6 @@ def tasks_model(X, Y, plate="task"):
     truth.respond_by_task(Y, location, 0.5, plate="task")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "columns", "scales"),
     [
@@ -149,7 +148,8 @@ def test_draws_follow_their_weights(precision):
     [
         ("task", False),
         ("other", True),
-        *(pytest.param(*x, marks=pytest.mark.slow) for x in (("other", False), ("task", True))),
+        ("other", False),
+        ("task", True),
     ],
 )
 def test_tasks_beside_intercepts_of_their_own_are_regressions(x64, plate, apart):

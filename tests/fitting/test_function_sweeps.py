@@ -42,7 +42,6 @@ def terms_of(at, posterior, m):
     return block_terms(at, weights, at.relative * at.residual(weights.mean, mean), mean)(mean, m)
 
 
-@pytest.mark.slow
 def test_terms_are_the_conditional_of_the_joint_gaussian():
     fit = small()
     mean, shared = fit.functions.mean, jnp.linspace(0.5, 2.0, N)[:, None]
@@ -60,7 +59,6 @@ def test_terms_are_the_conditional_of_the_joint_gaussian():
                 np.testing.assert_allclose(h, (linear - P @ others)[block], atol=1e-9)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_plain_sweeps_visit_one_function_after_the_other_in_any_blocks(size, monkeypatch):
     monkeypatch.setattr(function_sweeps, "TASK_BLOCK_SIZE", size)
@@ -109,10 +107,10 @@ def one_by_one(fit: Problem):
 @pytest.mark.parametrize(
     ("start", "prior"),
     [
-        pytest.param(small, "weak", marks=pytest.mark.slow),
-        pytest.param(small, "flat", marks=pytest.mark.slow),
-        pytest.param(partial(white, 2), "weak", marks=pytest.mark.slow),
-        pytest.param(partial(white, 2), "own inclusion", marks=pytest.mark.slow),
+        (small, "weak"),
+        (small, "flat"),
+        (partial(white, 2), "weak"),
+        (partial(white, 2), "own inclusion"),
     ],
 )
 def test_sweeps_with_scales_visit_functions_and_their_weights_in_turn(start, prior):
@@ -127,7 +125,6 @@ def test_sweeps_with_scales_visit_functions_and_their_weights_in_turn(start, pri
     np.testing.assert_allclose(squares, squared_errors(sums, swept.weights), rtol=1e-9)
 
 
-@pytest.mark.slow
 def test_a_white_function_at_rest_stays_and_its_weights_follow_the_prior():
     fit = white(2)
     off = switch_off(fit.posterior, jnp.array([False, True, False]), fit.engine.functions.mean)
@@ -143,7 +140,6 @@ def test_a_white_function_at_rest_stays_and_its_weights_follow_the_prior():
         np.testing.assert_allclose(x[:, 1], y[:, 1], rtol=1e-10)
 
 
-@pytest.mark.slow
 def test_a_function_without_weights_has_the_most_probable_length_scale():
     """Else fits that have dropped functions of other length scales would be compared by these."""
     fit = problem(model_of("weak", [SMOOTH] * M), observations())
@@ -186,7 +182,6 @@ def test_the_bound_never_falls_and_its_limit_is_stationary(plain):
             assert (above - below) ** 2 / (8 * abs(curvature)) < 1e-4
 
 
-@pytest.mark.slow
 def test_a_task_and_a_point_without_observations():
     x, Y = observations()
     Y[:, 1] = np.nan

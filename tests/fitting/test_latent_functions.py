@@ -110,7 +110,6 @@ def test_kernel_parameters_that_are_set_or_hidden_are_refused():
             cavi(other).init(KEY, X, FULL)
 
 
-@pytest.mark.slow
 def test_plain_updates_make_no_moves_however_long_the_run():
     svi = cavi(nss.models.mtmkl([SMOOTH] * 3), plain=True)
     short, long = (svi.run(KEY, size, X, Y, progress_bar=False).losses for size in (8, 40))
@@ -118,7 +117,6 @@ def test_plain_updates_make_no_moves_however_long_the_run():
     np.testing.assert_array_equal(long[:8], short)
 
 
-@pytest.mark.slow
 def test_noise_that_varies_is_unknown_at_new_inputs():
     model, args, _ = MODELS["noise that varies along tasks"]()
     guide = nss.PairedGuide(model)

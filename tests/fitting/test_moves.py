@@ -64,7 +64,6 @@ def test_unmixing_orders_functions_by_smoothness():
     np.testing.assert_allclose(np.abs(unmixed @ waves.T) / 200, np.eye(3), atol=0.02)
 
 
-@pytest.mark.slow
 def test_the_function_that_is_dropped_is_missed_least():
     problem, _ = started("weak", False).run(20)
     assert np.all(in_use(problem.engine, problem.posterior))
@@ -79,7 +78,6 @@ def test_the_function_that_is_dropped_is_missed_least():
     np.testing.assert_array_equal(np.flatnonzero(gone), [np.argmax(bounds)])
 
 
-@pytest.mark.slow
 def test_sharpening_finds_a_better_turn():
     problem, _ = started("weak", False).run(20)
     W, phi = problem.posterior.weights.mean, problem.functions.mean - problem.engine.functions.mean
@@ -92,7 +90,6 @@ def test_sharpening_finds_a_better_turn():
     assert refit_weights(problem.engine, problem.at, better, 3)[1] > before + 0.5
 
 
-@pytest.mark.slow
 def test_moves_find_what_sweeps_do_not():
     """Functions that start mixed are found apart."""
     x = np.linspace(0, 6, 40)

@@ -8,6 +8,7 @@ from function_models import MODELS, first_params
 from likelihood_cases import CASES, data_of, model_of
 import numpy as np
 import pytest
+from refusals import refusals
 from scipy import special
 
 import jax.numpy as jnp
@@ -32,7 +33,6 @@ def classes(num_obs=200):
     return X.astype(np.float32), y
 
 
-@pytest.mark.slow
 def test_a_fit_of_classes_has_all_summaries():
     """In single precision, of booleans."""
     X, y = classes()
@@ -84,7 +84,6 @@ def with_gaps(value, *arrays):
     return [np.where(HIDDEN.reshape(-1, *[1] * (x.ndim - 1)), value, x) for x in arrays]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", SPREADS)
 def test_what_is_masked_does_not_matter(name):
     """Not even for the slope of sites that L-BFGS moves."""
@@ -106,7 +105,6 @@ def test_what_is_masked_does_not_matter(name):
         fit(X, y, *with_gaps(np.nan, z))
 
 
-@pytest.mark.slow
 def test_moves_of_functions_never_lower_the_bound(x64):
     model, args, _ = MODELS["classes"]()
     svi = nss.CAVI(model, nss.PairedGuide(model))
@@ -157,8 +155,4 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-def test_what_has_no_answer_is_refused(name):
-    call, message = REFUSALS[name]
-    with pytest.raises(ValueError, match=message):
-        call()
+test_what_has_no_answer_is_refused = refusals(REFUSALS)

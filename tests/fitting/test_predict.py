@@ -6,6 +6,7 @@ from functools import partial
 from function_models import first_params
 import numpy as np
 import pytest
+from refusals import refusals
 from task_problems import observations
 from tinygp import kernels
 import truth
@@ -23,7 +24,7 @@ from numpyro_spikeslab.fitting.features import engine_of
 from numpyro_spikeslab.fitting.posterior import view_at
 from numpyro_spikeslab.reading.reader import Reader
 
-pytestmark = [pytest.mark.usefixtures("x64"), pytest.mark.slow]
+pytestmark = pytest.mark.usefixtures("x64")
 
 KEY = random.key(0)
 N, Q = 24, 4
@@ -173,11 +174,7 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-def test_what_cannot_be_predicted_is_refused(fit, name):
-    call, message = REFUSALS[name]
-    with pytest.raises(ValueError, match=message):
-        call(fit)
+test_what_cannot_be_predicted_is_refused = refusals(REFUSALS, lambda call, fit: call(fit), "fit")
 
 
 @pytest.mark.exhaustive

@@ -53,7 +53,6 @@ def test_varimax_finds_sparse_loadings_within_groups():
     np.testing.assert_array_equal(varimax(jnp.asarray(A[:1]), jnp.zeros(1, int)), [[1.0]])
 
 
-@pytest.mark.slow
 def test_the_gain_without_a_function_is_that_of_the_exact_bound():
     fit = white(10)
     gains = gains_without(fit.engine, fit.posterior)
@@ -74,7 +73,6 @@ def test_rounds_have_every_pair_once(number):
     assert sorted(found) == sorted(combinations(sorted(np.asarray(order)[:number].tolist()), 2))
 
 
-@pytest.mark.slow
 def test_weights_without_spikes_solve_their_equations():
     fit = white(10)
     at, phi = fit.at, fit.functions

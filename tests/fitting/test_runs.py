@@ -31,7 +31,6 @@ def regression(sigma, inclusion):
     return lambda X, y=None: truth.respond(y, X @ truth.weights(X.shape[1], inclusion), sigma)
 
 
-@pytest.mark.slow
 def test_restarts_find_what_the_worst_of_starts_does_not(x64):
     """On the Boston housing data, of whose annealed starts test_examples has all claims."""
     X, y, _ = datasets.boston_housing()
@@ -63,7 +62,6 @@ def neighbours(sigma):
     return regression(sigma, 0.1), X, X[:, 5] + X[:, 12] - X[:, 15] + sigma * rng.normal(size=100)
 
 
-@pytest.mark.slow
 def test_restarts_of_an_annealed_fit_begin_cold(x64):
     """Hot ones would all end where the first does."""
     model, X, y = neighbours(2.0)
@@ -143,7 +141,6 @@ def test_an_annealed_fit_of_more_columns_than_rows_is_not_empty(precision):
     check_that_it_is_not_empty(learnt, 1e-9 if precision == "float64" else 1e-2)
 
 
-@pytest.mark.slow
 def test_nor_is_one_of_other_sites_than_scale_and_probability(x64):
     check_that_it_is_not_empty(of_cauchy, 1e-9)
 
@@ -289,7 +286,6 @@ def test_an_interrupted_run_returns_its_last_state(x64, fixed, monkeypatch, num_
     np.testing.assert_allclose(end.losses[-1], whole.losses[-1], atol=1e-9)
 
 
-@pytest.mark.slow
 def test_an_interrupted_run_of_latent_functions_returns_its_best_state(x64, monkeypatch):
     case = function_models.MODELS["one latent function"]()
     svi = cavi(case)

@@ -10,6 +10,7 @@ import arviz_base
 from grouped_models import two_sites_model
 import numpy as np
 import pytest
+from refusals import refusals
 from scipy import stats
 import truth
 
@@ -63,7 +64,6 @@ def exact(X, y, groups=None, weight=1.0):
     return truth.share_spikes(truth.enumerate_models(problem), groups)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("groups", [None, (0,) * 6], ids=["block", "group"])
 def test_one_set_of_all_weights_is_the_exact_posterior(precision, groups):
     """Also where responses are missing."""
@@ -122,7 +122,6 @@ def test_restarts_maps_and_chains_take_sets(x64):
         guide.credible_sets(result.params, *DATA)
 
 
-@pytest.mark.slow
 def test_stock_svi_climbs_to_the_bound_of_cavi(x64):
     """Of a padded group, whose padding counts nothing."""
     of_one = partial(model, groups=(0,) * 6)
@@ -140,7 +139,6 @@ def test_stock_svi_climbs_to_the_bound_of_cavi(x64):
     assert bounds[0] == bounds[1]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("rho", "most"), [(0.5, 0.7), (0.97, 0.2)])
 def test_blocks_are_much_nearer_to_the_truth_than_pairs(x64, rho, most):
     """The largest errors of inclusion probabilities, of three designs."""
@@ -155,7 +153,7 @@ def test_blocks_are_much_nearer_to_the_truth_than_pairs(x64, rho, most):
     assert errors["blocks"] < most * errors["pairs"]
 
 
-@pytest.mark.parametrize("eps", [0.0, pytest.param(1e-3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("eps", [0.0, 1e-3])
 def test_near_copies_with_a_strong_signal_are_told_apart_in_single_precision(precision, eps):
     """Squares that the patterns explain, of which they are differences, are of the order 1e7."""
     rng = np.random.default_rng(0)
@@ -169,7 +167,6 @@ def test_near_copies_with_a_strong_signal_are_told_apart_in_single_precision(pre
     np.testing.assert_allclose(inclusion, truth.enumerate_models(problem).inclusion, atol=2e-3)
 
 
-@pytest.mark.slow
 def test_probabilities_whose_sum_is_rounded_are_drawn_from():
     # a program of its own, for others are traced in double precision
     (X, y), of_noise = map(jnp.asarray, DATA), partial(model, sigma=0.5)
@@ -252,8 +249,4 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_sets_that_cannot_be_made_are_refused(x64, name):
-    call, message = REFUSED[name]
-    with pytest.raises(ValueError, match=message):
-        call()
+test_sets_that_cannot_be_made_are_refused = pytest.mark.usefixtures("x64")(refusals(REFUSED))

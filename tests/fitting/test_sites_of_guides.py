@@ -127,7 +127,6 @@ def test_a_model_may_hold_its_data_and_be_a_method():
     assert svi.guide.sample_posterior(KEY, params)["w"].shape == (P,)
 
 
-@pytest.mark.slow
 def test_latent_sites_below_the_weights_are_predicted_with_their_posterior():
     def model(X, y=None):
         w = truth.weights(P)

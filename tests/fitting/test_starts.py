@@ -30,7 +30,6 @@ def assert_noise_is_the_mode(problem, variance):
     np.testing.assert_allclose(problem.posterior.values["noise"], expected)
 
 
-@pytest.mark.slow
 def test_a_start_alone_has_no_functions():
     problem = begun(start_alone)
     assert not np.any(problem.posterior.weights.probs)
@@ -84,7 +83,6 @@ def test_a_zero_column_is_switched_off():
     np.testing.assert_allclose(np.log(values), problem.functions.theta[:, 0])
 
 
-@pytest.mark.slow
 def test_intercepts_are_no_part_of_the_first_functions():
     x = np.linspace(0, 3, N)
     Y = np.sin(2 * x)[:, None] * np.ones(3) + 100.0 * np.arange(3)

@@ -8,6 +8,7 @@ import pickle
 from fits import KEY, compilations
 import numpy as np
 import pytest
+from refusals import refusals
 from scipy.sparse import coo_array
 from task_problems import SMOOTH, model_of, observations, problem
 import truth
@@ -97,7 +98,6 @@ def test_planted_functions_are_found_from_a_file(tmp_path):
     np.testing.assert_allclose(svi.get_params(state)["noise_auto_loc"], 1.0, rtol=0.02)
 
 
-@pytest.mark.slow
 def test_a_fit_of_a_first_batch_is_a_start():
     first = cavi().run(KEY, 30, X, BATCHES[0], progress_bar=False)
     svi = cavi(num_tasks=Q)
@@ -116,7 +116,6 @@ def test_a_fit_of_a_first_batch_is_a_start():
     np.testing.assert_allclose(svi.get_params(begun)[name], 3 * first.params[name], rtol=1e-9)
 
 
-@pytest.mark.slow
 def test_a_temperature_goes_on_where_a_fit_has_come():
     begun = cavi().init(KEY, X, BATCHES[0])
     # as a fit leaves it after thirty steps
@@ -216,7 +215,6 @@ def test_losses_of_batches_are_on_average_the_bound_of_all_tasks(kernel):
     np.testing.assert_allclose(np.mean([x for _, x in ends]), bound, rtol=1e-9)
 
 
-@pytest.mark.slow
 def test_batches_of_classes_come_to_the_bound_of_a_fit():
     rng = np.random.default_rng(1)
     W = 2 * rng.normal(size=(Q, 2)) * (rng.uniform(size=(Q, 2)) < 0.4)
@@ -250,7 +248,6 @@ def test_batches_of_classes_come_to_the_bound_of_a_fit():
     assert np.isfinite(loss) and abs(bounds(state) - fit.losses[-1]) < 0.5
 
 
-@pytest.mark.slow
 def test_batches_of_one_size_compile_nothing_and_those_of_another_are_taken(caplog):
     svi = cavi(num_tasks=Q, shared_noise=False)
     state, _ = svi.update(svi.init(KEY, X, BATCHES[0]), X, BATCHES[0])
@@ -288,7 +285,6 @@ def grouped(X, Y, group):
     mixed(X, Y, 0.0, pi[group], tau)
 
 
-@pytest.mark.slow
 def test_a_site_is_local_if_each_task_has_entries_of_its_own():
     group = np.arange(B) % 3
     svi = nss.CAVI(grouped, nss.PairedGuide(grouped), num_tasks=Q)
@@ -302,7 +298,6 @@ def test_a_site_is_local_if_each_task_has_entries_of_its_own():
     assert np.all(svi.get_params(state)["inclusion_auto_loc"][:3] != pi[:3])
 
 
-@pytest.mark.slow
 def test_shared_sites_follow_from_averages_over_batches():
     start = cavi(shared_noise=False, num_tasks=Q).init(KEY, X, BATCHES[0])
     states = []
@@ -331,7 +326,6 @@ def test_sites_that_are_held_are_taken():
     assert np.isfinite(svi.update(svi.init(KEY, X, BATCHES[0]), X, BATCHES[1])[1])
 
 
-@pytest.mark.slow
 def test_compiled_loops_carry_a_state():
     svi = cavi(num_tasks=Q, shared_noise=False)
     batches = jnp.stack([with_gaps(Y) for Y in BATCHES[:2]])
@@ -347,7 +341,6 @@ def test_compiled_loops_carry_a_state():
     np.testing.assert_allclose(once, losses[0], rtol=1e-9)
 
 
-@pytest.mark.slow
 def test_rates_in_a_compiled_loop_stay_in_the_interval():
     high, one = (cavi(num_tasks=Q, learning_rate=lambda _, r=r: r) for r in (3.0, 1.0))
     state = one.init(KEY, X, BATCHES[0])
@@ -388,8 +381,6 @@ REFUSED = [
         lambda: cavi(num_tasks=B).update(cavi().init(KEY, X, TASKS[:, :30]), X, BATCHES[0]),
         "got 20 and a fit of 30 tasks, expected the",
     ),
-]
-OF_MODELS = [
     (lambda: begin(truth.fixed_model, TASKS, X), "'columns', .* Leave it out"),
     (lambda: begin(shifted, X, TASKS), r"sites \['shift'\], .* Take them out"),
     (lambda: begin(WHITE, X, ENTRIES), "with entries of a table.*NaN where entries"),
@@ -398,10 +389,4 @@ OF_MODELS = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [*REFUSED, *(pytest.param(*x, marks=pytest.mark.exhaustive) for x in OF_MODELS)],
-)
-def test_what_batches_cannot_do_is_refused(call, message, unchecked_types):
-    with pytest.raises(ValueError, match=message):
-        call()
+test_what_batches_cannot_do_is_refused = refusals(REFUSED)

@@ -192,7 +192,6 @@ def with_noise(noise: Callable, prior: Any = None, slab: Callable = lambda s: 1.
     return model
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("num_tasks", [1, 2, 20_000])
 def test_noise_of_many_tasks_has_a_role(precision, num_tasks):
     """So many that random numbers of single precision would not all differ."""

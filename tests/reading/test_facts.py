@@ -111,7 +111,6 @@ LEVELS: dict[str, tuple[Callable, list[Any]]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("transposed", [False, True], ids=["columns", "rows"])
 @pytest.mark.parametrize("name", LEVELS)
 def test_counts_are_those_of_numpyro(name, transposed):
@@ -159,9 +158,7 @@ def test_columns_may_have_any_size(size):
 NEARLY_ONE = [1.001, 1.00001]
 
 
-@pytest.mark.parametrize(
-    "shape", [(20, 3), pytest.param((1_000_000, 5), marks=pytest.mark.slow), (50, 20_000)]
-)
+@pytest.mark.parametrize("shape", [(20, 3), (1_000_000, 5), (50, 20_000)])
 def test_a_design_is_copied_if_nothing_else_is_done_to_the_weights(shape, precision):
     """Whatever the number of rows and columns, their sizes, and a code for what is missing."""
     features = RNG.normal(size=shape)
@@ -269,7 +266,6 @@ TAKEN: dict[str, tuple[Callable, tuple[Role, ...]]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", TAKEN)
 def test_what_numpyro_takes_is_read(name):
     model, roles = TAKEN[name]
@@ -333,7 +329,6 @@ MIXED: dict[str, tuple[Callable, str]] = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", MIXED)
 def test_what_is_no_mixture_is_a_design_of_functions(name):
     location, kind = MIXED[name]

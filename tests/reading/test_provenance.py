@@ -245,7 +245,6 @@ def is_affine(function: Callable, start: list[Any], way: list[Any]) -> bool:
     return all(map(agrees, (0.2, 0.3, 0.45, 0.8)))
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_what_has_a_constant_derivative_and_no_steps_is_affine():
     """Of every primitive with a derivative rule: this is what all proofs rest on."""

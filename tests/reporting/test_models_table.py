@@ -129,16 +129,3 @@ def test_chains_and_fits_of_the_same_draws_agree():
     pd.testing.assert_frame_equal(
         one.drop(columns="mcse_probability"), other.drop(columns="mcse_probability")
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("w_slab", {}, r"var_name: got 'w_slab' .*one of \['w'\]"),
-        ("v", {}, "var_name: got"),
-        ("w", {"top": 0}, "top: got 0"),
-    ],
-)
-def test_refusals(name, options, message):
-    with pytest.raises(ValueError, match=message):
-        nss.models_table(chains(2), name, **options)

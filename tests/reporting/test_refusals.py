@@ -17,12 +17,14 @@ from known_draws import (
 import numpy as np
 import pandas as pd
 import pytest
+from refusals import refusals
 import xarray as xr
 
 from numpyro_spikeslab import (
     align,
     compare,
     credible_sets,
+    models_table,
     plot_fit,
     plot_inclusion,
     plot_latent_functions,
@@ -133,6 +135,7 @@ CASES = {
     "variable of one": (lambda: compare(BESIDE, "v", "a"), "got `v`, which .* 'b' lacks"),
     "sizes": (lambda: compare(SIZES, "w", "a"), r"`w` of 'b' with .*\[0\]}, expected {"),
     "labels": (lambda: plot_weights(TURNED), "data: got `W` of 'b' with the coordinates"),
+    "part of a pair": (lambda: models_table(TWO, "w_slab"), r"var_name: got 'w_slab' .*\['w'\]"),
     # credible sets
     "columns": (lambda: sets(np.ones((5, 2))), r"X: got the shape \(5, 2\), expected \(N, 1\)"),
     "names of columns": (
@@ -207,8 +210,4 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_messages_name_argument_and_remedy(case):
-    call, message = CASES[case]
-    with pytest.raises(ValueError, match=message):
-        call()
+test_messages_name_argument_and_remedy = refusals(CASES)

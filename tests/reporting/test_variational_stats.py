@@ -112,7 +112,6 @@ def test_draws_of_something_else_are_refused(data, guide, result, message):
         nss.add_variational_stats(data, svi(guide), result, (Y,))
 
 
-@pytest.mark.slow
 def test_ratios_of_a_fit_with_hyperparameters_are_those_of_the_joint_density():
     """At the fitted values of the other sites, which the guide holds."""
     rng = np.random.default_rng(0)
@@ -172,7 +171,7 @@ def with_stats_of(model, guide, *args, of=nss.CAVI, **coords):
     return results[0]
 
 
-@pytest.mark.parametrize("data_are", ["arguments", pytest.param("closure", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("data_are", ["arguments", "closure"])
 def test_identical_columns_are_alternatives_to_each_other(data_are):
     X, y = with_twins()
     args = (X, y) if data_are == "arguments" else ()
@@ -219,7 +218,6 @@ WITHOUT_SETS = {
 }
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", WITHOUT_SETS)
 def test_other_fits_have_no_sets(case):
     model, guide, of, *args = WITHOUT_SETS[case]

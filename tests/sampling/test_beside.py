@@ -26,7 +26,6 @@ def year_model(X, y=None):
     truth.respond(y, level + X @ truth.weights(X.shape[1]), 0.5)
 
 
-@pytest.mark.slow
 def test_coefficients_are_drawn_exactly():
     """In single precision, in which products of 200 years would not be exact. Coefficients are
     weights that are always included; Geweke's test has several of them, with links."""
@@ -62,7 +61,6 @@ def test_the_mean_of_what_another_block_draws_is_left_to_it():
         mcmc.run(KEY, *truth.fixed_case().args)
 
 
-@pytest.mark.slow
 def test_an_inclusion_probability_leaves_one_and_zero():
     """Where single precision has rounded it to them, as a U-shaped prior makes likely."""
     prior, size = dist.Beta(0.5, 0.5), 300
@@ -81,7 +79,6 @@ def test_an_inclusion_probability_leaves_one_and_zero():
         assert stats.kstest(pi[k::2], exact.cdf).pvalue > 1e-4
 
 
-@pytest.mark.slow
 def test_slab_scales_do_not_wait_for_excluded_slabs():
     """Given these, as a sampler of the scale alone has them, it would hardly move."""
 

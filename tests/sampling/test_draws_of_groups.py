@@ -111,7 +111,6 @@ def test_groups_of_one_in_another_order():
         nss.credible_sets(draws, "w", X)
 
 
-@pytest.mark.slow
 def test_near_copies_beside_a_group_change_places():
     """Weights alone have flips and swaps beside those that share a spike."""
     groups, alone = (0, 1, 2, 2, 3, 4), np.array([0.2, 0.2, 0.2, 0.5, 0.2, 0.2])

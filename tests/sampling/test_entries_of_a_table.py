@@ -43,7 +43,6 @@ def some_values():
     return {"noise": noise, "inclusion": jnp.array(0.4), "slab_scale": jnp.array(1.3)}, phi, W
 
 
-@pytest.mark.slow
 def test_draws_of_the_weights_are_those_of_the_table(x64):
     values, phi, W = some_values()
     of_entries, of_table = (draw_tasks(KEY, at, phi, W) for at in views(values))

@@ -100,16 +100,12 @@ class Joint(NamedTuple):
 
 DESIGN = truth.design("correlated", num_obs=4, size=4)
 DESIGN[:, 1] = DESIGN[:, 0]
-HYPER = "sigma", "inclusion", "scale", "level", "effect"
 ROWS, COLUMNS = np.array([0, 0, 1, 1, 2, 3, 3, 3, 4, 4]), np.array([0, 1, 0, 2, 1, 0, 1, 2, 2, 1])
 
 
-def columns(groups=None, collapsed=True, nuts=False):
+def columns(groups=None, collapsed=True):
     model = partial(columns_model, groups=groups)
-    kernel = nss.PairedGibbs(model, collapsed=collapsed)
-    if nuts:
-        kernel = beside_nuts(model, (kernel, nss.paired_sites))
-    return Joint(model, (jnp.asarray(DESIGN),), kernel, unconstrained=HYPER if nuts else ())
+    return Joint(model, (jnp.asarray(DESIGN),), nss.PairedGibbs(model, collapsed=collapsed))
 
 
 def latent_design():
@@ -173,30 +169,32 @@ def functions(number=2, num_blocks=1):
     return Joint(model, (jnp.asarray(INPUTS),), kernel, SEEN, free, 5000, steps)
 
 
-def slow(name, make, mark=pytest.mark.slow):
-    return pytest.param(make, id=name, marks=mark)
+JOINTS = {
+    "columns": columns,
+    "columns without moves": partial(columns, collapsed=False),
+    "groups": partial(columns, groups=(1, 0, 1)),
+    "latent design": latent_design,
+    "kinship beside NUTS": kinship,
+    "design that discrete sites choose": chosen_design,
+    "two blocks of weights": two_blocks,
+    "tasks": shared_tasks,
+    "masked tasks": lambda: tasks(truth.shared_features_case(), truth.shared_features_model),
+    "coefficients of tasks": lambda: tasks(truth.covariates_case(), truth.covariates_model),
+}
+MINUTES = {
+    "entries": partial(entries, 1),
+    "entries in two blocks": partial(entries, 2),
+    "functions": functions,
+    "three functions": partial(functions, 3),
+    "functions in two blocks": partial(functions, 2, 2),
+    "functions in three blocks": partial(functions, 2, 3),
+}
 
 
-JOINTS = [
-    slow("columns", columns),
-    # as kinship and a latent design, which stand beside NUTS, too
-    slow("columns beside NUTS", partial(columns, nuts=True), pytest.mark.exhaustive),
-    slow("columns without moves", partial(columns, collapsed=False), pytest.mark.exhaustive),
-    slow("groups", partial(columns, groups=(1, 0, 1))),
-    slow("latent design", latent_design),
-    slow("kinship beside NUTS", kinship),
-    slow("design that discrete sites choose", chosen_design),
-    slow("two blocks of weights", two_blocks),
-    slow("tasks", shared_tasks),
-    slow("masked tasks", lambda: tasks(truth.shared_features_case(), truth.shared_features_model)),
-    slow("coefficients of tasks", lambda: tasks(truth.covariates_case(), truth.covariates_model)),
-    slow("entries", partial(entries, 1), pytest.mark.exhaustive),
-    slow("entries in two blocks", partial(entries, 2), pytest.mark.exhaustive),
-    slow("functions", functions, pytest.mark.exhaustive),
-    slow("three functions", partial(functions, 3), pytest.mark.exhaustive),
-    slow("functions in two blocks", partial(functions, 2, 2), pytest.mark.exhaustive),
-    slow("functions in three blocks", partial(functions, 2, 3), pytest.mark.exhaustive),
-]
+def quick_and_exhaustive(quick, exhaustive):
+    """Make parameters of two dictionaries, of which the second is for releases."""
+    marked = [pytest.param(x, id=k, marks=pytest.mark.exhaustive) for k, x in exhaustive.items()]
+    return [*(pytest.param(x, id=name) for name, x in quick.items()), *marked]
 
 
 def data_site(trace):
@@ -276,7 +274,7 @@ def changes_of_the_joint(joint):
     return z, stats.norm.isf(1e-3 / 2 / z.size)
 
 
-@pytest.mark.parametrize("make", JOINTS)
+@pytest.mark.parametrize("make", quick_and_exhaustive(JOINTS, MINUTES))
 def test_steps_keep_the_joint(make, x64, monkeypatch):
     # fewer weights in a block than tasks
     monkeypatch.setattr(weights_of_function, "NUM_TASKS", 2)
@@ -341,7 +339,6 @@ def test_draws_have_the_posterior_of_every_design(design):
     check_posterior(mcmc, case, truth.enumerate_models(case.regression({})))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CASES.keys() - {"fixed hyperparameters", TASKS}))
 def test_draws_have_the_posterior_of_all_models(name):
     """Given the other sites, at the means of their priors; Geweke's test has the draws of these."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from test_exactness import DESIGN, Joint, beside_nuts, changes_of_the_joint, slow
+from test_exactness import DESIGN, Joint, beside_nuts, changes_of_the_joint, quick_and_exhaustive
 from test_latent_gibbs import MATERN, SEEN, M, Q, X as INPUTS, composite
 
 from jax import random
@@ -126,23 +126,21 @@ def counts():
 
 
 LEARNT = {f"{k} after a warm-up": partial(density, k, partial(AfterWarmup, k)) for k in GAUSSIANS}
-SOME = "logit", *(name for name in LEARNT if name.startswith("logit"))
-JOINTS = [
-    *(
-        slow(name, make, pytest.mark.slow if name in SOME else pytest.mark.exhaustive)
-        for name, make in {
-            **{name: partial(density, name) for name in [*LIKELIHOODS, *DISPERSED]},
-            **LEARNT,
-            "labels": partial(labels, 1),
-            "counts of tasks": counts,
-            "poisson in groups": partial(density, "poisson", groups=(0, 1, 0, 1)),
-        }.items()
-    ),
-    slow("labels in three blocks", partial(labels, 3)),
-]
+JOINTS = {
+    "logit": partial(density, "logit"),
+    "logit after a warm-up": LEARNT.pop("logit after a warm-up"),
+    "labels in three blocks": partial(labels, 3),
+}
+MINUTES = {
+    **{name: partial(density, name) for name in [*LIKELIHOODS, *DISPERSED] if name != "logit"},
+    **LEARNT,
+    "labels": partial(labels, 1),
+    "counts of tasks": counts,
+    "poisson in groups": partial(density, "poisson", groups=(0, 1, 0, 1)),
+}
 
 
-@pytest.mark.parametrize("make", JOINTS)
+@pytest.mark.parametrize("make", quick_and_exhaustive(JOINTS, MINUTES))
 def test_steps_keep_the_joint(make, x64):
     z, bound = changes_of_the_joint(make())
     assert np.all(np.isfinite(z)) and np.max(z) < bound
@@ -178,7 +176,6 @@ class Stale(nss.PairedGibbs):
         return mixture.draw(key, f)
 
 
-@pytest.mark.slow
 def test_auxiliaries_that_outlive_a_draw_of_the_dispersion_are_noticed(x64):
     wrong = density("negative binomial of log odds", Stale, ("inclusion", "scale"))
     z, bound = changes_of_the_joint(wrong)

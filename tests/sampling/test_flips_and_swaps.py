@@ -96,7 +96,6 @@ def test_the_log_odds_after_any_flips_are_those_of_the_evidences(precision):
         np.testing.assert_allclose(mean[inside], exact.locs[which][inside], atol=tolerance)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("signal", "tolerance"), [(1e2, 1e-4), (1e4, 5e-3), (1e5, 0.05)])
 def test_columns_that_are_the_same_may_take_turns_in_single_precision(signal, tolerance):
     """Up to signals at which the sweep stops; each removal leaves a cancellation."""
@@ -120,7 +119,6 @@ def test_columns_that_are_the_same_may_take_turns_in_single_precision(signal, to
         np.testing.assert_allclose(1 / (1 + 1 / active.odds(prior)), expected, atol=tolerance)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "capacity", "with_gram", "num_swaps", "dtype"),
     [
@@ -159,7 +157,6 @@ def test_a_sweep_leaves_the_exact_posterior_invariant(
     assert np.all(probs.var(axis=0) <= spikes.var(axis=0) + 1e-12)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("capacity", [2, SIZE])
 def test_a_sweep_is_reversible(capacity):
     """Between all pairs of models there are as many moves forth as back: with flips that always go
@@ -182,7 +179,6 @@ def test_a_sweep_is_reversible(capacity):
     assert stats.chi2.sf(statistic, often.sum()) > 1e-5
 
 
-@pytest.mark.slow
 def test_where_precision_does_not_suffice_nothing_moves():
     X, y = data("correlated")
     problem = problem_of(X, y, True)
@@ -198,7 +194,6 @@ def test_where_precision_does_not_suffice_nothing_moves():
     np.testing.assert_allclose(probs, expected, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_inclusion_that_is_certain_stays_so():
     problem = problem_of(*data("correlated"), False)
     log_odds = jnp.array([-jnp.inf, jnp.inf, 0.0, -jnp.inf, jnp.inf])
@@ -216,7 +211,6 @@ def test_inclusion_that_is_certain_stays_so():
 # The kernel
 
 
-@pytest.mark.slow
 def test_columns_that_are_nearly_the_same_take_turns():
     """Two pairs of such columns, a column of zeros, and fewer observations than weights."""
     rng = np.random.default_rng(3)

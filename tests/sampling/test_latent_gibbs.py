@@ -6,6 +6,7 @@ import pickle
 
 import numpy as np
 import pytest
+from refusals import refusals
 from scipy import stats
 from tinygp import kernels
 from tinygp.kernels import quasisep
@@ -128,7 +129,6 @@ WEIGHTS = {
 W = np.where(WEIGHTS["W_spike"], WEIGHTS["W_slab"], 0.0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [quasisep.Matern32(1.0), "white"], ids=["state space", "white"])
 def test_functions_given_weights_have_the_closed_form(kernel):
     _, Y = simulate()
@@ -145,7 +145,6 @@ def test_functions_given_weights_have_the_closed_form(kernel):
     assert stats.kstest(np.sum(white**2, axis=0), stats.chi2(M * N).cdf).pvalue > LEVEL
 
 
-@pytest.mark.slow
 def test_kernel_parameters_are_drawn_with_the_functions_integrated_out():
     """One function in use, and one that is not, which keeps the prior."""
     prior = stats.uniform(0.4, 2.1)
@@ -225,7 +224,6 @@ def test_accelerated_chains_from_the_prior_find_the_functions(precision):
     np.testing.assert_allclose(probs, np.mean(draws["W_spike"], axis=0), atol=0.2)
 
 
-@pytest.mark.slow
 def test_acceleration_gives_an_idle_function_to_a_badly_explained_task():
     phi = jnp.asarray(np.random.default_rng(0).normal(size=(2, 5)))
     ones, slabs = jnp.ones((5, 3)), jnp.full((3, 2), 2.0)
@@ -256,7 +254,6 @@ def masked_step(state, Y, mask):
     return ACCELERATED.sample(state, (jnp.asarray(X), Y), {"mask": mask})
 
 
-@pytest.mark.slow
 def test_acceleration_starts_with_idle_functions_and_ends():
     """With a mask that is traced."""
     args, keys = (jnp.asarray(X), FULL), random.split(KEY, 8)
@@ -294,7 +291,7 @@ def test_chains_start_at_a_fit():
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("num_functions", [1, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_functions", [1, 3])
 def test_a_single_task_is_a_task(num_functions):
     kernel = nss.LatentGibbs(nss.models.mtmkl([MATERN] * num_functions), accelerate=0.25)
     draws = chain(kernel, (X, np.sin(X) + 0.1), 8, num_warmup=4)
@@ -367,7 +364,7 @@ def grouped_model(X, Y=None):
 HELD = WEIGHTS | {"noise": jnp.ones(Q), "slab_scale": 1.0, "inclusion": 0.5}
 IMPROPER = dist.ImproperUniform(dist.constraints.positive, (M,), ())
 REFUSALS = {
-    # the model, the sites that other blocks hold, the message
+    # the model, the sites that other blocks hold, the acceleration, the message
     "not affine": (bent_model, {}, "not affine in latent functions"),
     "noise": (noisy_model, {}, "or their noise depends on these"),
     "improper prior": (
@@ -393,22 +390,17 @@ REFUSALS = {
         {},
         r"sites \['b'\].*Gibbs\(\[\(LatentGibbs\(model\), \['phi",
     ),
+    "a share": (MODEL, {}, 1.5, r"accelerate: got 1\.5, expected a share"),
     "accelerated": (MODEL, HELD, "the weights 'W' among them, which acceleration changes"),
 }
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-def test_what_cannot_be_drawn_is_refused(name):
-    model, values, message = REFUSALS[name]
-    with pytest.raises(ValueError, match=message):
-        nss.LatentGibbs(model, accelerate=0.25).init(
-            KEY, 0, None, (X, FULL), {GIBBS_SITES_KWARG: values}
-        )
+def begin(model, values, accelerate=0.25):
+    kwargs = {GIBBS_SITES_KWARG: values}
+    nss.LatentGibbs(model, accelerate=accelerate).init(KEY, 0, None, (X, FULL), kwargs)
 
 
-def test_acceleration_is_a_share_of_the_warm_up():
-    with pytest.raises(ValueError, match=r"accelerate: got 1\.5, expected a share"):
-        nss.LatentGibbs(MODEL, accelerate=1.5)
+test_what_cannot_be_drawn_is_refused = refusals(REFUSALS, begin)
 
 
 def test_kernels_pickle_and_keep_their_options():

@@ -20,7 +20,6 @@ X = rng.normal(size=(40, 5)) + 3
 y = rng.binomial(1, 0.5, size=40)
 
 
-@pytest.mark.slow
 def test_gram_matrix_is_that_of_columns_outside_of_the_intercept():
     def model():
         b = numpyro.sample("b", dist.Normal(0.0, 5.0))
@@ -62,7 +61,6 @@ def model_of_classes(X, y, inclusion=0.5):
         numpyro.sample("y", dist.Bernoulli(logits=b + X @ w), obs=y)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 40])
 def test_steps_that_cannot_move_the_pairs_are_rejected(size):
     """One pair has no flips; nearly 40 included ones of 40 have too few slots."""

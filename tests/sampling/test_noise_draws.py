@@ -37,7 +37,6 @@ def wide_data(seed):
     return jnp.float32(X), jnp.float32(y - y.mean())
 
 
-@pytest.mark.slow
 def test_a_chain_leaves_noise_that_is_far_too_small(x32):
     """Ten chains, of which half would still have more columns than rows."""
     args, kernel = wide_data(3), nss.PairedGibbs(wide_model)
@@ -81,7 +80,6 @@ def level_model(X, seen, y):
         numpyro.sample("y", dist.Normal(location, sigma), obs=y)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("sweeps", [Sweeps.AS_PROGRAM, Sweeps.DOUBLE])
 def test_noise_and_slabs_have_their_distribution_given_the_spikes(sweeps, x32):
     """With five columns in, a level and a row that is missing, from noise that is far too small."""

@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from refusals import refusals
 from scipy import stats
 from tinygp import kernels
 import truth
@@ -24,7 +25,6 @@ from numpyro.infer import MCMC, NUTS, DiscreteGibbs, Gibbs
 import numpyro_spikeslab as nss
 
 KEY = random.key(0)
-SLOW = pytest.mark.slow
 
 
 def mcmc_of(kernel, num_samples=20, **options):
@@ -39,7 +39,6 @@ def composite(model):
 # Chains
 
 
-@pytest.mark.slow
 def test_one_kernel_runs_different_numbers_of_parallel_chains():
     """A model traced for the devices of three chains is another program than for those of two."""
     script = str(Path(__file__).parent / "in_parallel.py")
@@ -49,7 +48,6 @@ def test_one_kernel_runs_different_numbers_of_parallel_chains():
     assert done.stdout == "3 chains\n2 chains\n"
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_chain_goes_on_where_it_stopped_and_from_a_pickle(beside):
     case = truth.noise_case() if beside else truth.fixed_case()
@@ -67,7 +65,6 @@ def test_a_chain_goes_on_where_it_stopped_and_from_a_pickle(beside):
     np.testing.assert_allclose(np.concatenate(halves), long.get_samples()["w"], atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("jit_model_args", [False, True])
 def test_a_sampler_that_runs_again_uses_the_new_data(jit_model_args):
     case = truth.shared_features_case()
@@ -81,7 +78,6 @@ def test_a_sampler_that_runs_again_uses_the_new_data(jit_model_args):
             np.testing.assert_allclose(mcmc.get_samples()[name], draws, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("jit_model_args", [False, True])
 def test_params_of_the_model_are_those_of_the_call(x64, jit_model_args):
     X = np.random.default_rng(0).normal(size=(40, 3))
@@ -102,7 +98,7 @@ def test_params_of_the_model_are_those_of_the_call(x64, jit_model_args):
     assert np.mean(draws["w"], axis=0)[0] == pytest.approx(1.0, abs=0.1)
 
 
-@pytest.mark.parametrize("size", [1.0, *(pytest.param(x, marks=SLOW) for x in (1e-13, 0.0))])
+@pytest.mark.parametrize("size", [1.0, 1e-13, 0.0])
 def test_a_chain_stays_finite(x64, size):
     """Where a column determines the response, as of a simulation, from a start far away."""
     X = random.normal(KEY, (30, 4))
@@ -123,7 +119,6 @@ def test_a_chain_stays_finite(x64, size):
 # Starts and states
 
 
-@pytest.mark.slow
 def test_chains_start_where_they_are_told():
     case = truth.noise_case()
     kernel, both = nss.PairedGibbs(case.model), composite(case.model)
@@ -150,7 +145,6 @@ def test_without_a_start_chains_begin_at_the_prior():
         assert stats.binomtest(count, 2000, 0.3).pvalue > 1e-4
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["fixed", "noise", "functions"])
 def test_a_step_leaves_the_types_of_a_state(name, precision):
     """Or else MCMC compiles its second step anew."""
@@ -263,11 +257,7 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSALS)
-def test_what_does_not_fit_is_named(name):
-    call, message = REFUSALS[name]
-    with pytest.raises(ValueError, match=message):
-        call()
+test_what_does_not_fit_is_named = refusals(REFUSALS)
 
 
 @pytest.mark.exhaustive

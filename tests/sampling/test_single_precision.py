@@ -28,7 +28,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:There are not enough devices"),
 ]
 
-SLOW = pytest.mark.slow
 # number of observations, noise, and correlation of neighbours
 ROWS = [(1000, 0.03, 0.999), (5000, 0.1, 0.998), (1000, 0.03, 0.9999), (300, 0.003, 0.9999995)]
 
@@ -82,10 +81,10 @@ def chains(data, key=0, model=model, **options):
 @pytest.mark.parametrize(
     ("row", "method"),
     [
-        pytest.param(ROWS[0], "sequential", marks=SLOW),
-        pytest.param(ROWS[1], "sequential", marks=SLOW),
-        pytest.param(ROWS[2], "sequential", marks=SLOW),
-        pytest.param(ROWS[3], "sequential", marks=SLOW),
+        (ROWS[0], "sequential"),
+        (ROWS[1], "sequential"),
+        (ROWS[2], "sequential"),
+        (ROWS[3], "sequential"),
         (ROWS[3], "vectorized"),
     ],
 )
@@ -101,7 +100,6 @@ def test_little_noise_and_columns_that_are_alike(row, method):
     assert max(map(split_gelman_rubin, np.moveaxis(moves, -1, 0))) < 1.05
 
 
-@SLOW
 def test_both_precisions_have_the_same_posterior(restored_x64):
     data, spikes = alike(*ROWS[3]), []
     for is_double in (False, True):
@@ -118,7 +116,7 @@ def celsius(noise, gap=1e-3):
     return np.float32(np.column_stack(columns)), np.float32(y)
 
 
-@pytest.mark.parametrize("noise", [1e-3, pytest.param(0.03, marks=SLOW)])
+@pytest.mark.parametrize("noise", [1e-3, 0.03])
 def test_a_near_copy_takes_no_part_with_one_chain(noise):
     data = celsius(noise, gap=noise)
     _, spikes, slabs = chains(data, model=WITH_INTERCEPT, num_chains=1)
@@ -189,7 +187,6 @@ def test_noise_that_is_rounding_is_said_once():
         assert sweeps_of(of_scales, *(x.astype(float) for x in data)) == Sweeps.AS_PROGRAM
 
 
-@SLOW
 def test_data_that_are_traced_are_judged_in_every_step():
     row = ROWS[3]
     X, y = alike(*row)
@@ -205,7 +202,6 @@ def test_data_that_are_traced_are_judged_in_every_step():
     np.testing.assert_allclose(drawn(X, y).mean(0), inclusion, atol=0.03)
 
 
-@SLOW
 def test_other_data_of_a_compiled_chain_are_judged_anew():
     X, y = alike(*ROWS[3])
     mcmc = MCMC(

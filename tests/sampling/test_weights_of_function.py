@@ -72,7 +72,6 @@ def log_density(members, lengths, spikes, tasks):
 PATTERNS = list(product([0.0, 1.0], repeat=Q))
 
 
-@pytest.mark.slow
 def test_one_function_and_the_slabs_are_functions():
     functions, column = integrated([0])
     values, expected = [], []
@@ -87,7 +86,6 @@ def test_one_function_and_the_slabs_are_functions():
     np.testing.assert_allclose(np.diff(values), np.diff(expected), rtol=1e-8)
 
 
-@pytest.mark.slow
 def test_two_functions_are_functions():
     functions, column = integrated([0, 1])
     root, lengths = functions.root, [0.7, 1.6]
@@ -113,7 +111,6 @@ def block():
     return column.slabs(0.45 * jnp.column_stack([column.y, column.features]))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("may_be_empty", [True, False])
 def test_spikes_from_an_exact_draw_stay_exact(may_be_empty):
     slabs, patterns = block(), jnp.asarray(PATTERNS)

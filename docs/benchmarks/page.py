@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make docs/benchmarks.md: the programs' rows of this run, and what was measured once.
 
-Run on an idle machine, some ten minutes: ``python tests/benchmarks/page.py``. Rows of the peers
+Run on an idle machine, some ten minutes: ``python docs/benchmarks/page.py``. Rows of the peers
 sparsevb and millipede need these packages.
 """
 
@@ -22,7 +22,7 @@ PROGRAMS = ("boston", "mixing", "equal_time", "cavi", "likelihoods", "one_call")
 TOP = """\
 # Benchmarks
 
-`python tests/benchmarks/page.py` made this page. The figures of a row come from one run, and a
+`python docs/benchmarks/page.py` made this page. The figures of a row come from one run, and a
 ratio above 1 is in favour of this package. Compilation is left out, except in the last row.
 
 """

@@ -5,7 +5,7 @@ Columns share ten factors; one, three or ten of them have Normal effects, which 
 of the variance. For each shape of the table: the share of the effects among the columns of the
 largest inclusion probabilities, as many as there are with 10% false ones, over all data sets. Then
 the calibration of the default: how often a column has an effect, by its inclusion probability.
-Run: ``python tests/benchmarks/bench_expected_size.py``, with shapes such as ``50x1000`` for these
+Run: ``python docs/benchmarks/bench_expected_size.py``, with shapes such as ``50x1000`` for these
 alone, and ``--data-sets 9``.
 """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse factor analysis of ratings: seconds a sweep, memory, and the planted signal's error.
 
-``python tests/benchmarks/bench_ratings.py`` makes a set of the size of MovieLens 10M (71,567 users,
+``python docs/benchmarks/bench_ratings.py`` makes a set of the size of MovieLens 10M (71,567 users,
 10,681 films, ten million ratings, 20 planted sparse factors), holds out one rating in a hundred and
 fits it; ``--ratings 1000000`` makes a smaller one, of as many users and films less.
 """

@@ -3,7 +3,7 @@
 
 Inclusion probabilities of `sparse_regression` are compared with those of all models by quadrature,
 and with the columns that are in the truth, for chains that may stop and for chains of 1,000 draws.
-Run: ``python tests/benchmarks/bench_stopping.py``.
+Run: ``python docs/benchmarks/bench_stopping.py``.
 """
 
 from itertools import pairwise
@@ -17,7 +17,7 @@ import jax
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.tables import chains as table_chains
 
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[2] / "tests"))
 from test_regression import exact
 
 NUM_SETS, N, P = 200, 40, 6

@@ -4,7 +4,7 @@
 The overlapping blocks of 8 x 8 pixels of a part of a photograph that comes with scikit-learn, their
 means subtracted. Batches start at an ordinary fit of a fifth of the blocks; then every block is
 seen ten times. Bounds are those of all blocks, with weights settled for the functions as they are.
-Run: ``python tests/benchmarks/bench_batches.py``.
+Run: ``python docs/benchmarks/bench_batches.py``.
 """
 
 from time import perf_counter

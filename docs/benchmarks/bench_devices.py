@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A sweep on one device and on several of one thread each, which need as many cores.
 
-Run: ``python tests/benchmarks/bench_devices.py --devices 2``.
+Run: ``python docs/benchmarks/bench_devices.py --devices 2``.
 """
 
 import argparse

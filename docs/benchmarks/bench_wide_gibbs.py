@@ -4,7 +4,7 @@
 500 rows; blocks of twenty columns with a correlation of 0.9; ten effects, with signals that leave
 open which column of a block carries them. Prints the processor time of a step, the peak of memory
 and the largest difference of inclusion probabilities between chains of so many steps.
-Run: ``python tests/benchmarks/bench_wide_gibbs.py`` (``--help`` names its options).
+Run: ``python docs/benchmarks/bench_wide_gibbs.py`` (``--help`` names its options).
 """
 
 import argparse
