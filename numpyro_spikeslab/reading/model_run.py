@@ -103,8 +103,10 @@ class _Inputs(Messenger):
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         """Replace the value of a message, before it is traced."""
-        products = msg.get("intermediates")
-        is_product = msg["type"] == "deterministic" and products and msg["value"] is products[0]
+        products = msg.get("intermediates") or [msg["value"]]
+        is_product = msg["type"] == "deterministic" and f"{msg['name']}_spike" in self.values
+        # else a handler has set it
+        is_product &= msg["value"] is products[0]
         is_latent = msg["type"] == "sample" and not msg["is_observed"]
         if not (is_latent or is_product or msg["type"] == "param"):
             return
