@@ -384,13 +384,6 @@ class Problem:
         x = self.run(values, weights, parts, lambda run: self.likelihood(run).predictor)
         return jnp.broadcast_to(x, self.likelihood(self.program.shapes).value.shape)
 
-    @property
-    def predictor_shape(self) -> tuple[int, int]:
-        """(N, Q), or (L, 1) of entries."""
-        return jax.eval_shape(
-            self.form.tasks_last, self.likelihood(self.program.shapes).value
-        ).shape
-
     def observed(self, x: Float[Array, "N Q"] | Float[Array, " L"]) -> Float[Array, "..."]:
         """Return a table with tasks as columns, or its entries, in the observations' shape."""
         x = x.T if self.form.tasks_first else x
