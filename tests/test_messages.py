@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Errors name the argument, the row and the column of a wrong entry, and a remedy."""
 
+from functools import partial
+
 import numpy as np
 import pandas as pd
 import pytest

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.correlation import clusters, unit_columns
 from numpyro_spikeslab.algebra.partition import MAX_BLOCK, Partition, Sets
 from numpyro_spikeslab.reading.form import Form
+from numpyro_spikeslab.reading.linear import Linear
 from numpyro_spikeslab.reading.program import are_concrete, compiled, outside_transformations
 from numpyro_spikeslab.reading.reader import Reader, Reading
 from numpyro_spikeslab.reading.sites import Pair, observed_sites
-from numpyro_spikeslab.reading.view import design_rows
 from numpyro_spikeslab.support.messages import bad
 
 AUTO = "auto"
@@ -101,7 +101,7 @@ def _correlated_sets(reading: Reading | None) -> dict[str, Sets]:
 
     def columns():
         is_seen = reading.view(reading.generic).relative[:, 0] > 0
-        rows = design_rows(reading.problem, reading.generic)
+        rows = Linear.of(reading.problem, reading.generic).rows()
         # missing observations may be NaN
         return jnp.where(is_seen, rows, 0), is_seen
 

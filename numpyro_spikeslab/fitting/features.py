@@ -47,10 +47,11 @@ from numpyro_spikeslab.reading.coefficient_rows import (
     joined,
     tasks_without,
 )
+from numpyro_spikeslab.reading.linear import blocks_at
 from numpyro_spikeslab.reading.program import RUN_ONCE, are_concrete, outside_transformations
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.roles import Index, NoiseRole, SlabRole
-from numpyro_spikeslab.reading.view import View, blocks_at
+from numpyro_spikeslab.reading.view import View
 
 Swept = tuple[View, Posterior, Float[Array, " Q"]]
 """The view after a sweep, the posterior, and the expected squares of the residual of each task."""

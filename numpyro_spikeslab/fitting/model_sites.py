@@ -130,9 +130,9 @@ def predicted_sites(traced: ModelTrace, sampled: Collection[str]) -> frozenset[s
     if not any(name in latent for name in order[first:] if name not in sampled):
         return frozenset()
 
-    def densities(**arguments):
+    def densities(values, weights, parts):
         of = traced.run.part(lambda run: (run.log_probs, run.pairs))
-        return of(traced.constants, *arguments.values())
+        return of(traced.constants, values, weights, parts)
 
     names = ("values", "weights", "parts")
     arguments = dict(zip(names, traced.run.arguments, strict=True))

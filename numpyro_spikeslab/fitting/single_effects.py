@@ -24,8 +24,8 @@ from numpyro_spikeslab.fitting.features import engine_of
 from numpyro_spikeslab.fitting.posterior import Posterior, view_at
 from numpyro_spikeslab.reading.coefficient_rows import columns_without, dense_rows
 from numpyro_spikeslab.reading.form import Form
+from numpyro_spikeslab.reading.linear import Linear
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.reading.view import design_rows
 from numpyro_spikeslab.support.messages import bad
 
 
@@ -56,7 +56,7 @@ def effects_of(reading: Reading, posterior: Posterior) -> Effects:
     at = view_at(replace(engine_of(reading, False, None), base=None), posterior)
     relative, noise = at.relative[:, 0], jnp.sqrt(at.sigma2[0])
     # missing observations may be NaN
-    rows = jnp.where(relative > 0, design_rows(reading.problem, values), 0)
+    rows = jnp.where(relative > 0, Linear.of(reading.problem, values).rows(), 0)
     design, residual = whitened(rows, relative), whitened(at.Y[:, 0], relative)
     if form.coefficients:
         # an intercept at a fixed value would keep out all columns of another mean

@@ -20,14 +20,14 @@ from numpyro_spikeslab.reading.provenance import Step, provenance, union
 from numpyro_spikeslab.reading.roles import NoiseRole
 
 
-def candidates(problem: Problem, proof: Proof, trace: dict[str, Any], joint: bool) -> list[Form]:
+def candidates(proof: Proof, trace: dict[str, Any], joint: bool) -> list[Form]:
     """List the forms that the probe is to confirm, a plain design at last; with ``joint`` alone."""
     plain = proof.plain
-    parts, pairs = problem.program.shapes.observed[plain.response], plain.pairs
+    parts, pairs = proof.program.shapes.observed[plain.response], plain.pairs
     alone = joint or plain.groups or plain.pairs[0].heredity or not plain.likelihood.is_closed
     if alone or len(pairs) != 1 or len(pairs[0].shape) not in (1, 2):
         return [plain]
-    form = _of_features(problem, plain, proof, parts.value.shape)
+    form = _of_features(plain, proof, parts.value.shape)
     if form is None:
         return [plain]
     entries = replace(form, sparse=True, complete=False, coefficients=(), links=())
@@ -40,16 +40,14 @@ def candidates(problem: Problem, proof: Proof, trace: dict[str, Any], joint: boo
     return [*forms, plain]
 
 
-def _of_features(
-    problem: Problem, plain: Form, proof: Proof, shape: tuple[int, ...]
-) -> Form | None:
+def _of_features(plain: Form, proof: Proof, shape: tuple[int, ...]) -> Form | None:
     """Return the form of Q tasks that share known features or latent functions, in any layout."""
     (pair,) = plain.pairs
     M = pair.shape[-1]
     Q = pair.size // M
     form = replace(plain, num_tasks=Q, num_features=M)
     if proof.mixed is not None:
-        N = problem.inputs["values"][proof.mixed].shape[1]
+        N = proof.program.arguments[0][proof.mixed].shape[1]
         others = tuple(name for name in form.others if name != proof.mixed)
         form = replace(form, functions=proof.mixed, kernels=proof.kernels, others=others)
         return replace(form, num_obs=N)

@@ -5,14 +5,12 @@ Their values are arrays of shape (Q, C): each of Q tasks has its own (``form.of_
 and all are one dense vector.
 """
 
-from collections.abc import Callable
 from math import prod
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 import numpy as np
 
-import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.changing_design import AnyDesign, ChangingDesign
@@ -29,61 +27,16 @@ from numpyro_spikeslab.algebra.coefficients import (
 )
 from numpyro_spikeslab.algebra.pairs import Design
 from numpyro_spikeslab.algebra.task_sweeps import TaskSums
-from numpyro_spikeslab.reading.form import CoefficientSite, Form
+from numpyro_spikeslab.reading.linear import Linear, Sites
 from numpyro_spikeslab.reading.model_run import Problem
-from numpyro_spikeslab.reading.view import View, where_observed
-
-Sites = tuple[CoefficientSite, ...]
-
-
-def affine_map(
-    problem: Problem, values: dict[str, Any], sites: Sites
-) -> tuple[Callable[[Any], Float[Array, "N Q"]], dict[str, tuple[int, ...]]]:
-    """Return the linear map from coefficients to the location, and the shapes of their sites."""
-    start = {each.site: values[each.site] for each in sites}
-    # the location is affine in them, so they may have any value
-    tangent = jax.linearize(lambda new: problem.predictor_of_tasks(values | new), start)[1]
-    return tangent, {name: jnp.shape(value) for name, value in start.items()}
-
-
-def over_covariates(
-    form: Form,
-    tangent: Callable[[Any], Any],
-    site: CoefficientSite,
-    shapes: dict[str, tuple[int, ...]],
-    of: Callable[[Any], Any],
-) -> Any:
-    """Apply ``of`` to what coefficients of one in every task add to the location, (N, Q): for each
-    of the C coefficients that a task has in a site."""
-    Q, C = form.num_tasks, prod(shapes[site.site]) // form.num_tasks
-    zero = {name: jnp.zeros(shape) for name, shape in shapes.items()}
-
-    def one(k):
-        # without a barrier XLA spends seconds on folding constants
-        unit = jax.lax.optimization_barrier(jnp.zeros((Q, C)).at[:, k].set(1))
-        return of(tangent(zero | {site.site: site.put(unit, shapes[site.site])}))
-
-    return jax.lax.map(one, jnp.arange(C))
-
-
-def shared_covariates(problem: Problem, values: dict[str, Any]) -> dict[str, Float[Array, "C N"]]:
-    """Return the covariates of the coefficients of tasks, 0 where no task has an observation."""
-    form = problem.form
-    tangent, shapes = affine_map(problem, values, form.of_tasks)
-    rows = {
-        each.site: over_covariates(form, tangent, each, shapes, lambda rows: rows[:, 0])
-        for each in form.of_tasks
-    }
-    return {name: where_observed(problem, values, x) for name, x in rows.items()}
+from numpyro_spikeslab.reading.view import View
 
 
 def dense_rows(
     problem: Problem, values: dict[str, Any], sites: Sites
 ) -> Float[Array, "C observations"]:
     """Return the rows of coefficients in the location of all observations."""
-    tangent, shapes = affine_map(problem, values, sites)
-    units = jnp.eye(sum(map(prod, shapes.values())))
-    return jax.vmap(lambda unit: jnp.ravel(tangent(by_site(sites, shapes, unit[None]))))(units)
+    return Linear.of(problem, values, sites).rows()
 
 
 def joined(sites: Sites, values: dict[str, Any], behind: int = 0) -> Float[Array, "Q C ..."]:

@@ -158,6 +158,12 @@ class Form:
         sites = self.of_tasks or [CoefficientSite(name, None) for name in self.coefficients]
         return tuple(each for each in sites if each.site in names)
 
+    @property
+    def weight_sites(self) -> tuple[CoefficientSite, ...]:
+        """The weights, as sites of one vector, or of the tasks that share features."""
+        axis = -2 if self.shares_features else None
+        return tuple(CoefficientSite(pair.name, axis) for pair in self.pairs)
+
     def join(self, values: dict[str, Any], key: str) -> Num[Any, " P"]:
         """Flatten and join ``values[key.format(pair.name)]`` over the pairs."""
         return jnp.concatenate([jnp.ravel(values[key.format(p.name)]) for p in self.pairs])

@@ -101,8 +101,10 @@ class _Inputs(Messenger):
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         """Replace the value of a message, before it is traced."""
-        products = msg.get("intermediates")
-        is_product = msg["type"] == "deterministic" and products and msg["value"] is products[0]
+        products = msg.get("intermediates") or [msg["value"]]
+        is_product = msg["type"] == "deterministic" and f"{msg['name']}_spike" in self.values
+        # else a handler has set it
+        is_product &= msg["value"] is products[0]
         is_latent = msg["type"] == "sample" and not msg["is_observed"]
         if not (is_latent or is_product or msg["type"] == "param"):
             return
@@ -378,13 +380,6 @@ class Problem:
         """Compute the location of the observations, in their shape."""
         x = self.run(values, weights, parts, lambda run: self.likelihood(run).predictor)
         return jnp.broadcast_to(x, self.likelihood(self.program.shapes).value.shape)
-
-    @property
-    def predictor_shape(self) -> tuple[int, int]:
-        """(N, Q), or (L, 1) of entries."""
-        return jax.eval_shape(
-            self.form.tasks_last, self.likelihood(self.program.shapes).value
-        ).shape
 
     def observed(self, x: Float[Array, "N Q"] | Float[Array, " L"]) -> Float[Array, "..."]:
         """Return a table with tasks as columns, or its entries, in the observations' shape."""

@@ -5,22 +5,20 @@ One evaluation at generic values of the sites is enough for coefficients that ar
 Checks of data hold for these data only.
 """
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 import numpy as np
 
 import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.sparse_sums import Entries, at_entries
-from numpyro_spikeslab.reading.coefficient_rows import affine_map, over_covariates
 from numpyro_spikeslab.reading.form import Form
+from numpyro_spikeslab.reading.linear import Linear
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.program import RUN_ONCE, Program
 from numpyro_spikeslab.reading.roles import NoiseRole, Role
-from numpyro_spikeslab.reading.view import linear_map, over_features
 
 
 class Verdict(NamedTuple):
@@ -56,12 +54,12 @@ class Verdict(NamedTuple):
 
 
 def directions(form: Form, shapes: dict[str, Any]) -> dict[str, Any]:
-    """Draw random numbers along which linear maps are compared, by the names of flat weights, of
+    """Draw random numbers along which linear maps are compared, by the names of weights, of
     functions and of coefficients of tasks, given shapes of the latent sites."""
     # arguments of the probe, for XLA would take minutes to fold large constants, and numpy's, for
     # JAX's generator would take most of the time to compile
     rng, dtype = np.random.default_rng(1), jnp.result_type(float)
-    sizes: dict[str, Any] = {pair.name: pair.size for pair in form.pairs}
+    sizes: dict[str, Any] = {pair.name: pair.shape for pair in form.pairs}
     if form.functions is not None:
         sizes[form.functions] = form.num_features, form.num_obs
     sizes |= {each.site: shapes[each.site].shape for each in form.of_tasks}
@@ -82,7 +80,8 @@ def find_verdict(
     parts = problem.likelihood(run)
     shape = jnp.shape(parts.value)
     counted = jnp.broadcast_to(parts.count > 0, shape)
-    is_finite = jnp.isfinite(linear_map(problem, values)(form.split(form.join(along, "{}"), "{}")))
+    weights = Linear.of(problem, values)
+    change = problem.observed(weights.tangent({name: along[name] for name in weights.zero}))
     # JAX sorts the keys of dicts, so names are looked up in the order of the form
     pairs = [run.pairs[pair.name] for pair in form.pairs]
     scale = jnp.concatenate([jnp.ravel(x) for x in (parts.scale, *(p.scale for p in pairs))])
@@ -97,6 +96,10 @@ def find_verdict(
         count = form.tasks_last(jnp.broadcast_to(parts.count, shape))
         same_counts = jnp.all(count == count[:, :1])
 
+    of_tasks = jnp.array(False)
+    if form.of_tasks:
+        of_tasks = _are_shared(Linear.of(problem, values, form.of_tasks), along)
+
     def bad(is_good):
         is_bad = jnp.ravel(counted & ~is_good)
         return jnp.sum(is_bad), jnp.argmax(is_bad)
@@ -105,14 +108,14 @@ def find_verdict(
         any_counted=jnp.any(counted),
         bad_values=bad(jnp.isfinite(parts.value)),
         bad_offsets=bad(jnp.isfinite(jnp.broadcast_to(parts.predictor, shape))),
-        bad_design=bad(is_finite.reshape(shape)),
+        bad_design=bad(jnp.isfinite(change)),
         bad_support=bad(form.likelihood.allows(problem, values, parts)),
         single=jnp.all((parts.count == 0) | (parts.count == 1)),
         proper=jnp.all((scale > 0) & (scale < jnp.inf)) & jnp.all(jnp.isfinite(log_odds)),
         slab_locs=jnp.stack([jnp.max(jnp.abs(p.loc)) for p in pairs]),
         plays=plays,
         fits=_fits(problem, values, along, where),
-        of_tasks=_are_of_tasks(problem, values, along),
+        of_tasks=of_tasks,
         same_counts=same_counts,
         noise_of_tasks=noise_of_tasks,
     )
@@ -176,39 +179,36 @@ def _noise_by_column(
     return result, agrees & jnp.all(touched)
 
 
-def _slope(problem: Problem, values: dict[str, Any], weights: Any, phi: Any = None) -> Any:
-    """Compute the change of the predictor with the weights at given functions."""
-    (pair,) = problem.form.pairs
-    at = values if phi is None else values | {str(problem.form.functions): phi}
-
-    def predictor(w):
-        return problem.predictor_of_tasks(at, {pair.name: w.reshape(pair.shape)})
-
-    return jax.jvp(predictor, (jnp.zeros_like(weights),), (weights,))[1]
-
-
 def _fits(problem: Problem, values: dict[str, Any], along: dict[str, Any], where: Any) -> Any:
     """Whether the predictor is ``offset + W phi`` in the form's layout, with its features."""
     form = problem.form
     if form.is_design:
         return jnp.array(True)
-    (pair,) = form.pairs
-    # inside a transformation of the caller, the directions are numpy arrays
-    W = jnp.asarray(along[pair.name].reshape(form.shape), float)
     if form.shares_features:
-        features, size, same = over_features(problem, values, _judge_feature)
-        tangent = _slope(problem, values, W / jnp.where(size > 0, size, 1))
-        return jnp.all(same) & agree(tangent, (W @ features).T, (abs(W) @ abs(features)).T)
+        return _are_shared(Linear.of(problem, values), along)
+    (pair,), name = form.pairs, str(form.functions)
+    # inside a transformation of the caller, the directions are numpy arrays
+    W, phi = (jnp.asarray(along[k], float) for k in (pair.name, name))
+    W = W.reshape(form.shape)
+
+    def slope(phi):
+        weights = {pair.name: W.reshape(pair.shape)}
+        return Linear.of(problem, values | {name: phi}).tangent(weights)
+
     # the coefficients are constants, so random directions determine them
-    phi = jnp.asarray(along[str(form.functions)], float)
-
     def is_mixture():
-        slope = _slope(problem, values, W, phi)
         if form.sparse:
-            return _is_mixture_at(where, slope[:, 0], W, phi)
-        return agree(slope, (W @ phi).T, (abs(W) @ abs(phi)).T)
+            return _is_mixture_at(where, slope(phi)[:, 0], W, phi)
+        return agree(slope(phi), (W @ phi).T, (abs(W) @ abs(phi)).T)
 
-    return _both(_nothing_alone(problem, values, W, phi), is_mixture)
+    def alone(phi):
+        return problem.predictor_of_tasks(values | {name: phi})
+
+    # in turn, so that they do not need memory at once
+    verdict = jnp.all(jax.jvp(alone, (phi,), (phi,))[1] == 0)
+    for test in (lambda: jnp.all(slope(jnp.zeros_like(phi)) == 0), is_mixture):
+        verdict = jax.lax.cond(verdict, test, lambda: jnp.array(False))
+    return verdict
 
 
 def _is_mixture_at(where: Entries, slope: Any, W: Any, phi: Any) -> Any:
@@ -220,40 +220,19 @@ def _is_mixture_at(where: Entries, slope: Any, W: Any, phi: Any) -> Any:
     return inside & agree(slope, expected, size)
 
 
-def _nothing_alone(problem: Problem, values: dict[str, Any], W: Any, phi: Any) -> Any:
-    """Whether weights without functions, and functions without weights, have no effect."""
-
-    def predictor(x):
-        return problem.predictor_of_tasks(values | {str(problem.form.functions): x})
-
-    alone = jax.jvp(predictor, (phi,), (phi,))[1]
-    return _both(
-        jnp.all(alone == 0),
-        lambda: jnp.all(_slope(problem, values, W, jnp.zeros_like(phi)) == 0),
-    )
-
-
-def _both(one: Bool[Array, ""], other: Callable[[], Any]) -> Bool[Array, ""]:
-    """Test whether both hold, in turn, so that both do not need memory at once."""
-    return jax.lax.cond(one, other, lambda: jnp.array(False))
-
-
-def _are_of_tasks(problem: Problem, values: dict[str, Any], along: dict[str, Any]) -> Any:
-    """Whether coefficients multiply covariates that are the same for all tasks."""
-    form = problem.form
-    if not form.of_tasks:
-        return jnp.array(False)
-    tangent, shapes = affine_map(problem, values, form.of_tasks)
-    verdicts = [jnp.array(True)]
-    expected, sizes, direction = jnp.zeros(form.table), jnp.zeros(form.table), {}
-    for each in form.of_tasks:
-        rows, size, same = over_covariates(form, tangent, each, shapes, _judge_feature)
-        t = each.take(along[each.site])
-        direction[each.site] = each.put(t / jnp.where(size > 0, size, 1), shapes[each.site])
+def _are_shared(linear: Linear, along: dict[str, Any]) -> Any:
+    """Whether the entries of sites multiply features or covariates that all tasks share."""
+    form, verdicts, direction = linear.form, [], {}
+    expected, sizes = jnp.zeros(form.table), jnp.zeros(form.table)
+    for each, judged in zip(linear.sites, linear.over_shared(_judge_feature).values(), strict=True):
+        rows, size, same = judged
+        t = each.take(jnp.asarray(along[each.site], float))
+        shape = linear.zero[each.site].shape
+        direction[each.site] = each.put(t / jnp.where(size > 0, size, 1), shape)
         expected += (t @ rows).T
         sizes += (abs(t) @ abs(rows)).T
         verdicts.append(jnp.all(same))
-    return jnp.all(jnp.stack(verdicts)) & agree(tangent(direction), expected, sizes)
+    return jnp.all(jnp.stack(verdicts)) & agree(linear.tangent(direction), expected, sizes)
 
 
 def _judge_feature(rows: Float[Array, "N Q"]) -> tuple[Any, Any, Any]:

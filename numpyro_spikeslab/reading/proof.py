@@ -24,7 +24,7 @@ from numpyro_spikeslab.reading.coefficient_proof import (
 )
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.likelihood import AnyDensity, Normal, has_density
-from numpyro_spikeslab.reading.model_run import Problem
+from numpyro_spikeslab.reading.model_run import ModelTrace, Problem
 from numpyro_spikeslab.reading.predictor import bent_by, cuts, likelihood_of
 from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.provenance import NONE, Names, Step, names_of, provenance, union
@@ -61,17 +61,18 @@ class Proof(NamedTuple):
     children: tuple[str, ...]
 
 
-def prove(problem: Problem, trace: dict[str, Any], user: str) -> Proof:
+def prove(traced: ModelTrace, user: str) -> Proof:
     """Prove what can be proved.
 
-    :param trace: of the model, without values.
     :param user: who reads, for the error messages.
     :raises ValueError: if the model does not fit; the message names the site and the remedy.
     """
+    trace, form = traced.sites, Form(traced.pairs, tuple(traced.run.arguments[0]))
+    problem = Problem(form, traced.run, traced.constants)
     run = provenance(problem.run, **problem.inputs)
     _check_pairs(run, user)
     response = _find_response(problem, run, trace, user)
-    problem = replace(problem, form=replace(problem.form, response=response))
+    problem = replace(problem, form=replace(form, response=response))
     likelihood: AnyDensity = Normal()
     if Normal.fits(trace[response]["fn"]):
         _check_parts(problem, run, user)

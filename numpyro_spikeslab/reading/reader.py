@@ -23,11 +23,11 @@ from numpyro_spikeslab.reading.candidates import candidates, only_known, settle
 from numpyro_spikeslab.reading.checks import check_trace, check_verdict
 from numpyro_spikeslab.reading.coefficient_rows import (
     dense_rows,
-    shared_covariates,
     statistics_at,
 )
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.function_prior import KnownFunctions, kernel_of
+from numpyro_spikeslab.reading.linear import Linear, shared_rows
 from numpyro_spikeslab.reading.model_run import ModelTrace, Problem, trace_model
 from numpyro_spikeslab.reading.probe import directions, probe
 from numpyro_spikeslab.reading.program import (
@@ -45,8 +45,6 @@ from numpyro_spikeslab.reading.rounding import sweeps_of
 from numpyro_spikeslab.reading.sites import find_pairs, functions_of, is_latent
 from numpyro_spikeslab.reading.view import (
     View,
-    design_rows,
-    shared_features,
     view,
     whitened_design,
 )
@@ -183,12 +181,15 @@ class Reading:
     @from_data
     def features(self) -> Any:
         """Features that are known and the same for all tasks, (M, N); else `None`."""
-        return _features(self.problem, self.generic) if self.form.shares_features else None
+        if not self.form.shares_features:
+            return None
+        return _shared(self.problem, self.generic)[self.form.pairs[0].name]
 
     @from_data
     def covariates(self) -> dict[str, Any]:
         """Covariates that all tasks share, (C, N), by the names of the coefficients of tasks."""
-        return _covariates(self.problem, self.generic) if self.form.of_tasks else {}
+        sites = self.form.of_tasks
+        return _shared(self.problem, self.generic, sites) if sites else {}
 
     @from_data
     def task_statistics(self) -> TaskStatistics | None:
@@ -228,7 +229,7 @@ class Reading:
 
     def rows_at(self, values: dict[str, Any]) -> Float[Array, "P N"]:
         """The design before whitening at given values of the other sites."""
-        return design_rows(self.problem, values) if self.rows is None else self.rows
+        return Linear.of(self.problem, values).rows() if self.rows is None else self.rows
 
     def design_at(self, values: dict[str, Any], relative: Any) -> Design:
         """The whitened design at given values of the other sites and relative precisions."""
@@ -239,9 +240,8 @@ MAX_GRAM = 1024
 """Above as many columns, their products take more memory than they save time."""
 
 _view = jax.jit(view)
-_rows = jax.jit(design_rows)
-_features = jax.jit(shared_features)
-_covariates = jax.jit(shared_covariates)
+_rows = jax.jit(lambda problem, values: Linear.of(problem, values).rows())
+_shared = jax.jit(shared_rows, static_argnums=2)
 
 
 @jax.jit
@@ -252,7 +252,7 @@ def _dense(problem, values):
 
 @partial(jax.jit, static_argnums=2)
 def _design(problem, values, block_size):
-    rows, at = design_rows(problem, values), view(problem, values)
+    rows, at = _rows(problem, values), view(problem, values)
     return whitened_design(problem.form, rows, at.relative[:, 0], block_size)
 
 
@@ -311,12 +311,9 @@ class Reader:
                 proof = None
             elif last_data == data:
                 return reading
-            form = Form(trace.pairs, tuple(trace.run.arguments[0]))
-            problem = Problem(form, trace.run, on_device(trace.constants))
             # the proof depends on the program only
-            proof = proof or prove(problem, trace.sites, self.user)
-            problem = replace(problem, program=proof.program, density=proof.density)
-            reading = self._read(problem, proof, trace)
+            proof = proof or prove(trace, self.user)
+            reading = self._read(proof, trace)
             if are_concrete((trace.constants, trace.starts)):
                 self._last = key, data, reading, proof
             return reading
@@ -324,15 +321,18 @@ class Reader:
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_last": _NOTHING}
 
-    def _read(self, problem: Problem, proof: Proof, trace: ModelTrace) -> Reading:
+    def _read(self, proof: Proof, trace: ModelTrace) -> Reading:
         """Read a model, given the proof."""
-        forms, sites = candidates(problem, proof, trace.sites, self.joint), trace.sites
-        form, values, entries, where = self._judge(problem, forms, trace.generic, trace.starts)
-        problem, functions = replace(problem, form=form), None
+        constants, sites = on_device(trace.constants), trace.sites
+        forms = [
+            Problem(form, proof.program, constants, proof.density)
+            for form in candidates(proof, sites, self.joint)
+        ]
+        problem, values, entries, where = self._judge(forms, trace)
+        form, functions = problem.form, None
         layout: Observations = Grid(form.table)
         if where is not None:
             # a device may read any entry; the layout, which is larger, is split
-            constants = problem.constants
             mesh = mesh_of_several(constants) if are_concrete(constants) else None
             layout = Sparse.of(fetched(where), form.table, form.num_features, mesh)
             problem = replace(problem, constants=on_every_device(constants, mesh))
@@ -342,7 +342,7 @@ class Reader:
         if not are_concrete(trace.starts):
             # the probe has seen stand-ins for traced data
             params = trace.generic.part(lambda x: {k: x[k] for k in params})(trace.starts)
-        by_site = dict(zip((role.site for role in forms[-1].roles), entries, strict=True))
+        by_site = dict(zip((role.site for role in forms[-1].form.roles), entries, strict=True))
         return Reading(
             problem,
             trace,
@@ -354,22 +354,23 @@ class Reader:
             block_size=form.size if self.joint else BLOCK_SIZE,
         )
 
-    def _judge(self, problem: Problem, forms: list[Form], generic: Any, generic_data: Any) -> Any:
+    def _judge(self, forms: list[Problem], trace: ModelTrace) -> Any:
         """Return the first form that fits, as far as the probe confirms it, and its arrays."""
-        is_checked = are_concrete((problem.constants, generic_data))
-        for form in forms:
-            candidate = replace(problem, form=form)
+        generic, starts = trace.generic, trace.starts
+        for problem in forms:
+            form, constants = problem.form, problem.constants
             along = directions(form, problem.inputs["values"])
             with outside_transformations():
-                concrete = replace(candidate, constants=stand_ins(problem.constants))
-                verdict, *arrays = probe(concrete, generic, stand_ins(generic_data), along)
+                concrete = replace(problem, constants=stand_ins(constants))
+                verdict, *arrays = probe(concrete, generic, stand_ins(starts), along)
                 verdict = fetched(verdict)
-            if is_checked:
-                check_verdict(self.user, candidate, verdict)
+            if are_concrete((constants, starts)):
+                check_verdict(self.user, problem, verdict)
             else:
-                verdict = only_known(verdict, candidate, generic, generic_data, along)
+                verdict = only_known(verdict, problem, generic, starts, along)
             if verdict.fits:
-                return settle(form, forms[-1], verdict), *arrays
+                form = settle(form, forms[-1].form, verdict)
+                return replace(problem, form=form), *arrays
         raise AssertionError("a plain design fits")
 
 

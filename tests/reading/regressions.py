@@ -12,8 +12,8 @@ import numpyro
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.reading.linear import Linear, factors
 from numpyro_spikeslab.reading.reader import Reader, Reading
-from numpyro_spikeslab.reading.view import factors, linear_map
 
 N, P = 8, 3
 RNG = np.random.default_rng(0)
@@ -33,7 +33,7 @@ def rows(design: Any, size: int = P) -> np.ndarray:
 
 def copied(reading: Reading) -> set[str]:
     """The pairs whose design is an array of the model, without a product."""
-    matrices = factors(reading.form, linear_map(reading.problem, reading.generic))
+    matrices = factors(Linear.of(reading.problem, reading.generic))
     return {name for name, matrix in matrices.items() if matrix is not None}
 
 

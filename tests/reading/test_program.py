@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 import gc
 import pickle
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from jax import random
 import jax.numpy as jnp
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.models.factors import mtmkl
 from numpyro_spikeslab.reading.program import Fingerprint, Program, compiled, trace_program
 from numpyro_spikeslab.reading.reader import Reader
 
@@ -182,6 +184,52 @@ def test_new_arguments_are_read():
 
 
 # Costs
+
+
+def steps_of_a_fit(model: Callable, *args: Any) -> Iterator[None]:
+    svi = nss.CAVI(model, nss.PairedGuide(model))
+    state = svi.init(random.key(0), *args)
+    yield
+    for _ in range(2):
+        state, _ = svi.update(state, *args)
+        yield
+
+
+def steps_of_a_chain(kernel: Any, model: Callable, *args: Any) -> Iterator[None]:
+    made = kernel(model)
+    state = made.init(random.key(0), 0, None, args, {})
+    yield
+    jax.eval_shape(lambda state: made.sample(state, args, {}), state)
+    yield
+
+
+def reading_of(model: Callable, *args: Any) -> Iterator[None]:
+    yield Reader(model, "test")(args, {})
+
+
+TASKS = mtmkl(["white"] * 2), np.arange(N), np.ones((N, 2))
+RUNS: dict[str, tuple[Any, Callable, list[int]]] = {
+    "reading": ((model, X, Y), reading_of, [1]),
+    # the start of a fit runs it where sites start, that of a chain at a draw from the prior
+    "fit": ((model, X, Y), steps_of_a_fit, [2, 1, 1]),
+    "fit of functions": (TASKS, steps_of_a_fit, [2, 1, 1]),
+    "pairs": ((model, X, Y), partial(steps_of_a_chain, nss.PairedGibbs), [2, 1]),
+    "functions": (TASKS, partial(steps_of_a_chain, nss.LatentGibbs), [2, 1]),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_reading_runs_the_model_once(name):
+    (program, *args), steps, expected = RUNS[name]
+    counts = [0]
+
+    def counted(*args):
+        counts[-1] += 1
+        return program(*args)
+
+    for _ in steps(counted, *args):
+        counts.append(0)
+    assert counts[:-1] == expected
 
 
 @pytest.mark.parametrize("wrap", [np.asarray, jnp.asarray])
