@@ -20,7 +20,7 @@ from numpyro_spikeslab.algebra.correlation import (
 )
 from numpyro_spikeslab.algebra.pairs import Coordinates, Design, Prior, coordinates
 from numpyro_spikeslab.fitting.features import engine_of
-from numpyro_spikeslab.fitting.posterior import Posterior, view_at
+from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.reading.coefficient_rows import columns_without
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.reader import Reading
@@ -55,7 +55,7 @@ def effects_of(reading: Reading, posterior: Posterior) -> Effects:
         at = reading.view(values, form.split(mean, "{}"))
     else:
         # at the mean weights, too, with the Gaussian that stands in for the likelihood
-        at = view_at(engine_of(reading, False, None), posterior)
+        at = engine_of(reading, False, None).view(posterior)
     relative, noise = at.relative[:, 0], jnp.sqrt(at.sigma2[0])
     # missing observations may be NaN
     rows = jnp.where(relative > 0, design_rows(reading.problem, values), 0)
