@@ -19,7 +19,12 @@ from numpyro_spikeslab.fitting.guide_factors import PairFactors
 from numpyro_spikeslab.fitting.model_sites import ModelSites
 from numpyro_spikeslab.fitting.pattern_factors import PatternFactors
 from numpyro_spikeslab.fitting.points import init_to_prior_mean
-from numpyro_spikeslab.fitting.predict import checked_rows, predict, refuse_traced, transform
+from numpyro_spikeslab.fitting.predict import (
+    checked_rows,
+    predict,
+    refuse_traced,
+    transform,
+)
 from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reading

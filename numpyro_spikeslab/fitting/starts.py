@@ -46,6 +46,8 @@ def _start(
 ) -> Posterior:
     """Start with functions that fit the tasks, or ``phi`` with noise of 1/100 of its power."""
     at, posterior = start_at_prior(engine, posterior, W, sigma2)
+    if isinstance(engine.layout, Sparse):
+        return strong(posterior)
     prior, step = engine.prior(at), posterior.functions.step
     power = jnp.mean((phi - prior.mean) ** 2, axis=1)
     used = jnp.any(posterior.weights.probs > 0, axis=0) & (from_tasks | (power > 0))
@@ -94,16 +96,8 @@ def start_random(engine: Engine, posterior: Posterior, key: Array) -> Posterior:
     The noise starts small, since a large one would switch off most functions at once.
     """
     W, sigma2 = _random_weights(engine, posterior, key)
-    if isinstance(engine.layout, Sparse):
-        return _at_prior(engine, posterior, W, sigma2)
-    return _start(
-        engine, posterior, W, sigma2, jnp.zeros_like(engine.functions.mean), jnp.array(True)
-    )
-
-
-@jax.jit
-def _at_prior(engine: Engine, posterior: Posterior, W: Any, sigma2: Any) -> Posterior:
-    return strong(start_at_prior(engine, posterior, W, sigma2)[1])
+    phi = jnp.zeros_like(engine.functions.mean)
+    return _start(engine, posterior, W, sigma2, phi, jnp.array(True))
 
 
 @partial(jax.jit, compiler_options=RUN_ONCE)
