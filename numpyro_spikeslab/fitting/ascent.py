@@ -12,17 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.search import climb
-from numpyro_spikeslab.fitting.posterior import (
-    Engine,
-    Posterior,
-    bound,
-    bound_given,
-    held,
-    strong,
-    view_at,
-    with_modes,
-    with_roles,
-)
+from numpyro_spikeslab.fitting.posterior import Engine, Posterior, strong
 from numpyro_spikeslab.reading.program import are_concrete
 
 # Steps in one call of compiled code. Their number is no part of what is compiled.
@@ -123,23 +113,23 @@ def step(
 
     :return: the posterior and its exact bound.
     """
-    at = view_at(engine, posterior)
+    at = engine.view(posterior)
     at, posterior, squares = engine.features.sweep(engine, at, posterior, temperature)
     before = posterior.values
-    posterior = with_modes(engine, at, posterior, squares)
-    posterior = posterior._replace(values=held(engine, temperature, before, posterior.values))
+    posterior = engine.with_modes(at, posterior, squares)
+    posterior = posterior._replace(values=engine.held(temperature, before, posterior.values))
     if engine.base is not None:
-        at = with_roles(engine, at, posterior.values)
+        at = engine.with_roles(at, posterior.values)
     elif set(engine.form.free) <= set(posterior.slopes):
         # the sweep has taken them to their maximum; the next one finds its residual itself
         posterior = engine.features.begin(engine, posterior.moved())
         if not engine.form.likelihood.is_fixed:
             # the squares are those of the old stand-in
-            return posterior, bound(engine, posterior)
-        at = view_at(engine, posterior)
+            return posterior, engine.bound(posterior)
+        at = engine.view(posterior)
     else:
         return _with_free(engine, posterior, temperature)
-    return posterior, bound_given(engine, at, posterior, squares)
+    return posterior, engine.bound_given(at, posterior, squares)
 
 
 def _with_free(engine, posterior, temperature) -> tuple[Posterior, Any]:
@@ -148,16 +138,16 @@ def _with_free(engine, posterior, temperature) -> tuple[Posterior, Any]:
         posterior = engine.features.with_coefficients(engine, posterior)
     if not engine.form.searched:
         posterior = engine.features.begin(engine, posterior)
-        return posterior, bound(engine, posterior)
+        return posterior, engine.bound(posterior)
     values = posterior.values
     start = {name: values[name] for name in engine.form.free}
 
     def reached(free):
-        new = held(engine, temperature, values, free)
-        return bound(engine, posterior.moved(values=values | new))
+        new = engine.held(temperature, values, free)
+        return engine.bound(posterior.moved(values=values | new))
 
     free, value = climb(reached, start, engine.transforms)
-    free = held(engine, temperature, values, free)
+    free = engine.held(temperature, values, free)
     # the next sweep finds another residual, so this one is not handed on
     posterior = posterior.moved(values=values | free)
     return engine.features.begin(engine, posterior), value

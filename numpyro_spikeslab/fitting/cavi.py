@@ -19,7 +19,7 @@ from numpyro.util import identity
 from numpyro_spikeslab.fitting.ascent import CHUNK, advance, begin, improve
 from numpyro_spikeslab.fitting.features import engine_of
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
-from numpyro_spikeslab.fitting.posterior import FunctionFactors, Posterior, bound, strong
+from numpyro_spikeslab.fitting.posterior import Engine, FunctionFactors, Posterior, strong
 from numpyro_spikeslab.fitting.refusals import check_state, checked_params, refuse, refuse_traced
 from numpyro_spikeslab.fitting.run import (
     Call,
@@ -349,4 +349,4 @@ def _within(support: Any, value: Any) -> Any:
     return jnp.where(inside, value, support.feasible_like(jnp.asarray(value)))
 
 
-_bound = jax.jit(bound)
+_bound = jax.jit(Engine.bound)

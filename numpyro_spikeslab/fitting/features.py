@@ -22,15 +22,8 @@ from numpyro_spikeslab.algebra.observations import Grid
 from numpyro_spikeslab.algebra.pairs import Design, Prior, in_parts, predictor
 from numpyro_spikeslab.algebra.task_sweeps import TaskSums, task_sweep
 from numpyro_spikeslab.fitting.function_sweeps import sweep, sweep_plain
-from numpyro_spikeslab.fitting.function_updates import white_factors, with_kernels
-from numpyro_spikeslab.fitting.posterior import (
-    Engine,
-    Posterior,
-    moments_at,
-    strong,
-    view_at,
-    with_roles,
-)
+from numpyro_spikeslab.fitting.function_updates import white_factors
+from numpyro_spikeslab.fitting.posterior import Engine, Posterior, strong
 from numpyro_spikeslab.fitting.tasks import (
     gram,
     keeps_products,
@@ -124,7 +117,7 @@ class Columns(Features):
 
     def squares(self, engine: Engine, at: View, q: Posterior) -> Float[Array, " Q"]:
         if not engine.form.likelihood.is_fixed:
-            _, variance = q.moments or moments_at(engine, q)
+            _, variance = q.moments or engine.moments(q)
             return at.squares(at.Y, engine.form.tasks_last(variance))
         q = q._replace(residual=self.whitened_residual(engine, at, q))
         return self._squares(engine, at, q, self.design_at(engine, at, q))
@@ -154,7 +147,7 @@ class Columns(Features):
         return 16 * at.rounding
 
     def with_coefficients(self, engine: Engine, q: Posterior) -> Posterior:
-        at = view_at(engine, q)
+        at = engine.view(q)
         # the view is at the mean weights, so Y is the residual
         return _with_coefficients(engine, at, q, at.Y)
 
@@ -178,13 +171,13 @@ class Columns(Features):
 
 @jax.jit
 def _with_residual(engine: Engine, q: Posterior) -> Posterior:
-    residual = engine.features.whitened_residual(engine, view_at(engine, q), q)
+    residual = engine.features.whitened_residual(engine, engine.view(q), q)
     return strong(q._replace(residual=residual))
 
 
 @jax.jit
 def _with_moments(engine: Engine, q: Posterior) -> Posterior:
-    return strong(q._replace(moments=moments_at(engine, q)))
+    return strong(q._replace(moments=engine.moments(q)))
 
 
 def _whitened_data(at: View) -> Float[Array, " N"]:
@@ -228,7 +221,7 @@ class Tasks(Features):
         return jnp.finfo(power.dtype).eps * power + at.rounding
 
     def with_coefficients(self, engine: Engine, q: Posterior) -> Posterior:
-        at = view_at(engine, q)
+        at = engine.view(q)
         if engine.form.of_tasks:
             tasks = self.without_coefficients(engine, at, q)
             return q._replace(values=q.values | tasks.given(q.weights.mean)[1])
@@ -304,8 +297,8 @@ class LatentFunctions(Tasks):
     def sweep(self, engine: Engine, at: View, q: Posterior, temperature: Any) -> Swept:
         visit = sweep_plain if engine.plain else sweep
         q, squares = visit(engine, at, q, temperature)
-        q = with_kernels(engine, q)
-        return with_roles(engine, at, q.values), q, squares
+        q = engine.with_kernels(q)
+        return engine.with_roles(at, q.values), q, squares
 
 
 @jax.tree_util.register_dataclass

@@ -27,7 +27,7 @@ from numpyro_spikeslab.fitting.function_updates import (
     update_plain,
     update_with_scale,
 )
-from numpyro_spikeslab.fitting.posterior import Engine, Posterior, view_at, with_roles
+from numpyro_spikeslab.fitting.posterior import Engine, Posterior
 from numpyro_spikeslab.reading.view import View
 
 # A function that explains less than this (in nats) returns to its prior or stays as it is.
@@ -128,7 +128,7 @@ def sweep(
     functions at rest are not visited. After any other function, all weights are updated.
     """
     prior = engine.prior(base)
-    at = with_roles(engine, base, posterior.values)
+    at = engine.with_roles(base, posterior.values)
     functions = posterior.functions
     M, changed = len(functions.kl), {engine.profiled}
     # at their prior, with a mean of zero
@@ -141,7 +141,7 @@ def sweep(
         posterior, residual = carry
         before = _barrier(posterior.weights.mean[:, m], posterior.functions.mean[m])
         posterior = _update_function(engine, prior, at, carry, m)
-        here = with_roles(engine, at, posterior.values, changed)
+        here = engine.with_roles(at, posterior.values, changed)
         if engine.white:
             return _update_weights(here, (posterior, residual), m, before, temperature)
         residual = residual + _change(here, posterior, m, before)
@@ -157,7 +157,7 @@ def sweep(
 
     begin = posterior, base.relative * base.residual(posterior.weights.mean, functions.mean)
     posterior, residual = jax.lax.fori_loop(0, number, visit, begin)
-    at = with_roles(engine, at, posterior.values, changed)
+    at = engine.with_roles(at, posterior.values, changed)
     if engine.white:
         # weights of functions at rest depend on prior variances alone
         squares = at.over_points(posterior.functions.var).T
@@ -221,7 +221,7 @@ def _barrier(*arrays: Any) -> Any:
 @jax.jit
 def in_use(engine: Engine, posterior: Posterior) -> Bool[Array, " M"]:
     """Return which functions some task includes and explain more than a nat."""
-    at = view_at(engine, posterior)
+    at = engine.view(posterior)
     squares = at.over_points(posterior.functions.mean**2).T
     power = tasks.explained(at, squares, posterior.weights)
     return (jnp.max(posterior.weights.probs, axis=0) > 0.5) & (power > 1.0)
@@ -234,7 +234,7 @@ def gains_without(engine: Engine, posterior: Posterior) -> Float[Array, " M"]:
     The residual grows by ``<w> phi``. The divergences of the function and of its weights go, up to
     that of spikes at zero.
     """
-    at = view_at(engine, posterior)
+    at = engine.view(posterior)
     phi, paired = posterior.functions, posterior.weights
     W = paired.mean
     squares, var = at.over_points(phi.mean**2).T, at.over_points(phi.var).T

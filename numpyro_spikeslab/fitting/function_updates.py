@@ -244,13 +244,6 @@ def white_factors(
     return functions._replace(alpha=alpha, h=(1 + alpha) * mean, mean=mean, var=var, kl=kl)
 
 
-def with_kernels(engine: Engine, posterior: Posterior) -> Posterior:
-    """Copy the kernel parameters of the functions to their sites."""
-    values = engine.functions.parameters.scatter(posterior.functions.theta)
-    kernels = {name: values[name] for name in engine.form.kernels}
-    return posterior._replace(values=posterior.values | kernels)
-
-
 def first_step(parameters: Parameters, theta: Any) -> Float[Array, "M P"]:
     """Return the first steps of the search over theta."""
     return STEP * jnp.asarray(parameters.is_free, theta.dtype)

@@ -2,6 +2,7 @@
 """The variational family of the weights in a guide: its parameters, draws and marginals."""
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 from jaxtyping import Array, Float
@@ -80,12 +81,16 @@ class PairFactors:
     def unpack(self, pairs: Sequence[Pair], family: Any) -> dict[str, Any]:
         """Invert :meth:`pack`."""
         params: dict[str, Any] = {}
-        ends = np.cumsum([pair.size for pair in pairs])[:-1]
+        shapes = [self.shape(pair) for pair in pairs]
+        ends = np.cumsum([prod(shape) for shape in shapes])[:-1]
         parts = zip(*(jnp.split(jnp.ravel(x), ends) for x in family), strict=True)
-        for pair, values in zip(pairs, parts, strict=True):
-            shaped = (x.reshape(pair.shape) for x in values)
-            params |= zip(self.names(pair.name), shaped, strict=True)
+        for pair, shape, values in zip(pairs, shapes, parts, strict=True):
+            params |= zip(self.names(pair.name), (x.reshape(shape) for x in values), strict=True)
         return params
+
+    def shape(self, pair: Pair) -> tuple[int, ...]:
+        """Return the shape of the parameters of the independent pairs of a site."""
+        return pair.shape
 
 
 def in_order(marginals: Marginals, values: Sequence[Any], shape: tuple[int, ...]) -> Any:

@@ -14,15 +14,7 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.fitting.function_sweeps import in_use
 from numpyro_spikeslab.fitting.function_updates import switch_off
-from numpyro_spikeslab.fitting.posterior import (
-    Engine,
-    Posterior,
-    bound_given,
-    strong,
-    view_at,
-    with_modes,
-    with_roles,
-)
+from numpyro_spikeslab.fitting.posterior import Engine, Posterior, strong
 from numpyro_spikeslab.fitting.rotations import floored_eigh, quarter_turn, varimax
 from numpyro_spikeslab.fitting.starts import start_at
 from numpyro_spikeslab.fitting.tasks import gram, squared_errors, update_weights
@@ -97,7 +89,7 @@ def rotate(engine: Engine, posterior: Posterior, L: Laplacian) -> Posterior:
 @partial(jax.jit, compiler_options=RUN_ONCE)
 def _simplify(engine: Engine, posterior: Posterior, L: Laplacian) -> tuple[Any, Any, Any, Any]:
     """Return rotated weights and functions, their groups, and the noise variances."""
-    at = view_at(engine, posterior)
+    at = engine.view(posterior)
     deviation = posterior.functions.mean - engine.functions.mean
     active = in_use(engine, posterior)
     U, group = unmix(deviation, active, L)
@@ -154,7 +146,7 @@ def best_change(
     Nothing is factorised: a turn is taken to leave the prior of the functions about the same.
     Weights of functions that are switched off, by ``offs``, begin anew where ``reset`` says.
     """
-    base = view_at(engine, posterior)
+    base = engine.view(posterior)
 
     def try_change(best, change):
         k, turn, off = change
@@ -182,12 +174,12 @@ def refit_weights(
     stats = gram(base, functions.mean, functions.var)
 
     def pass_weights(_, posterior):
-        at = with_roles(engine, base, posterior.values)
+        at = engine.with_roles(base, posterior.values)
         weights = update_weights(at, stats, posterior.weights)
         posterior = posterior._replace(weights=weights)
-        return with_modes(engine, at, posterior, squared_errors(stats, weights))
+        return engine.with_modes(at, posterior, squared_errors(stats, weights))
 
     posterior = jax.lax.fori_loop(0, num_passes, pass_weights, posterior)
-    at = with_roles(engine, base, posterior.values)
+    at = engine.with_roles(base, posterior.values)
     squares = squared_errors(stats, posterior.weights)
-    return posterior, bound_given(engine, at, posterior, squares)
+    return posterior, engine.bound_given(at, posterior, squares)

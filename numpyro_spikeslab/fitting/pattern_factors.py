@@ -11,7 +11,7 @@ import numpyro
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
 
-from numpyro_spikeslab.algebra.families import PairedMeanField, PatternMeanField
+from numpyro_spikeslab.algebra.families import PatternMeanField
 from numpyro_spikeslab.algebra.partition import Partition, Stack, joined
 from numpyro_spikeslab.algebra.patterns import SetFactors, prior_slabs, slabs_given, stack_mixtures
 from numpyro_spikeslab.algebra.quantiles import single
@@ -33,6 +33,10 @@ class PatternFactors(PairFactors):
     def _set_names(self, name: str, size: int) -> list[str]:
         """Return the names of the parameters of the sets of ``size`` weights of a site."""
         return [f"{name}_{self.prefix}_{part}_{size}" for part in SetFactors._fields]
+
+    def shape(self, pair: Pair) -> tuple[int, ...]:
+        partition = self.partitions[pair.name]
+        return (len(partition.singles),) if partition.stacks else pair.shape
 
     def start(self, pair: Pair, scale: Any) -> Start:
         partition = self.partitions[pair.name]
@@ -121,26 +125,18 @@ class PatternFactors(PairFactors):
     def pack(self, form: Form, params: dict[str, Any]) -> PatternMeanField:
         check_columns(form)
         partition = joined(tuple(self.partitions[pair.name] for pair in form.pairs))
-        singles = (form.join(params, name) for name in self.names("{}"))
         stacks: dict[Any, list[SetFactors]] = {key: [] for key in partition.stacks}
         for pair in form.pairs:
             for stack, factors in self._stacks(pair, params):
                 stacks[stack.patterns.shape].append(factors)
         joint = [jax.tree.map(lambda *x: jnp.concatenate(x), *parts) for parts in stacks.values()]
-        return PatternMeanField.of(partition, PairedMeanField(*singles), joint)
+        return PatternMeanField.of(partition, super().pack(form, params), joint)
 
     def unpack(self, pairs: Sequence[Pair], family: PatternMeanField) -> dict[str, Any]:
         stacks: dict[Any, Any] = dict(zip(family.partition.stacks, family.stacks, strict=True))
-        singles: Any = family.singles
-        params: dict[str, Any] = {}
+        params = super().unpack(pairs, family.singles)
         for pair in pairs:
-            partition = self.partitions[pair.name]
-            count = len(partition.singles)
-            shape = (count,) if partition.stacks else pair.shape
-            values = [x[:count].reshape(shape) for x in singles]
-            params |= zip(self.names(pair.name), values, strict=True)
-            singles = [x[count:] for x in singles]
-            for key, stack in partition.stacks.items():
+            for key, stack in self.partitions[pair.name].stacks.items():
                 count = len(stack.members)
                 values = [x[:count] for x in stacks[key]]
                 params |= zip(self._set_names(pair.name, key[1]), values, strict=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The variational posterior of a model, its exact bound, and the M-step of sites with a role."""
+"""The variational posterior of a model, and its engine: views, exact bound and M-step."""
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
@@ -118,127 +118,113 @@ class Engine:
         """Return the prior of the latent functions at a view."""
         return replace(self.functions, priors=at.priors)
 
+    def view(self, posterior: Posterior) -> View:
+        """Return the model at a posterior and weights of zero; but at mean weights, with residuals
+        in place of observations, if free sites can change the columns."""
+        if self.base is not None:
+            return self.with_roles(self.base, posterior.values)
+        moments = None
+        if not self.form.likelihood.is_fixed:
+            moments = posterior.moments or self.moments(posterior)
+        weights = self._weights(posterior)
+        return view(self.problem, posterior.values, weights, self.layout, moments)
 
-def view_at(engine: Engine, posterior: Posterior) -> View:
-    """Return the model at a posterior and weights of zero; but at mean weights, with residuals in
-    place of observations, if free sites can change the columns."""
-    if engine.base is not None:
-        return with_roles(engine, engine.base, posterior.values)
-    moments = None
-    if not engine.form.likelihood.is_fixed:
-        moments = posterior.moments or moments_at(engine, posterior)
-    weights = _weights(engine, posterior)
-    return view(engine.problem, posterior.values, weights, engine.layout, moments)
+    def moments(self, posterior: Posterior) -> tuple[Any, Any]:
+        """Compute mean and variance of the predictor at each observation."""
+        problem, values, weights = self.problem, posterior.values, self._weights(posterior)
+        at = view(problem, values, weights, self.layout)
+        mean, variance = map(problem.observed, self.features.moments(self, at, posterior))
+        return mean + problem.predictor(values, weights), variance
 
+    def _weights(self, posterior: Posterior) -> Any:
+        """Return the weights at which a model with changing columns is viewed."""
+        if not self.form.is_design:
+            return None
+        return self.form.split(posterior.weights.mean, "{}")
 
-def moments_at(engine: Engine, posterior: Posterior) -> tuple[Any, Any]:
-    """Compute mean and variance of the predictor at each observation."""
-    problem, values, weights = engine.problem, posterior.values, _weights(engine, posterior)
-    at = view(problem, values, weights, engine.layout)
-    mean, variance = map(problem.observed, engine.features.moments(engine, at, posterior))
-    return mean + problem.predictor(values, weights), variance
+    def with_roles(self, at: View, values: dict[str, Any], changed: Any = None) -> View:
+        """Return a view at other values of the sites that have a role, or of those ``changed``;
+        nothing is run for it."""
+        for role in self.form.roles_with_mode:
+            if changed is None or role.site in changed:
+                at = role.place(at, self.indices[role.site], values[role.site])
+        return at
 
+    def with_modes(self, at: View, posterior: Posterior, squares: Any) -> Posterior:
+        """Set sites with a role to their maximum a posteriori (supplement 1.2)."""
+        tallies = self.tallies(at, posterior.weights, squares)
+        return posterior._replace(values=self.modes(at, posterior.values, tallies))
 
-def _weights(engine: Engine, posterior: Posterior) -> Any:
-    """Return the weights at which a model with changing columns is viewed."""
-    if not engine.form.is_design:
-        return None
-    return engine.form.split(posterior.weights.mean, "{}")
+    def held(self, temperature: Any, values: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+        """Return new values of sites; those that shape the prior of the weights keep their old ones
+        while the temperature is above 1.
 
+        They would follow flattened inclusion probabilities to a prior without large weights.
+        """
+        if self.temperature is None:
+            return new
+        shaping = self.form.shaping & new.keys()
+        return new | {k: jnp.where(temperature > 1, values[k], new[k]) for k in sorted(shaping)}
 
-def with_roles(engine: Engine, at: View, values: dict[str, Any], changed: Any = None) -> View:
-    """Return a view at other values of the sites that have a role, or of those ``changed``; nothing
-    is run for it."""
-    for role in engine.form.roles_with_mode:
-        if changed is None or role.site in changed:
-            at = role.place(at, engine.indices[role.site], values[role.site])
-    return at
+    def tallies(self, at: View, weights: Any, squares: Float[Array, " Q"]) -> dict[str, Tally]:
+        """Sum the sufficient statistics of each site with a role."""
+        squares = jnp.maximum(squares, self.features.rounding(self, at))
+        statistics = {
+            "noise": Tally(at.count, squares),
+            "inclusion": Tally(jnp.ones_like(weights.probs), weights.probs),
+            "slab": Tally(*weights.slab_moments),
+        }
+        roles = self.form.roles_with_mode
+        return {role.site: role.tally(self.indices[role.site], statistics) for role in roles}
 
+    def modes(self, at: View, values: dict[str, Any], tallies: dict[str, Tally]) -> dict[str, Any]:
+        """Return the values with each site of the tallies at its mode."""
+        values = dict(values)
+        for role in self.form.roles_with_mode:
+            if role.site in tallies:
+                value, prior = values[role.site], at.priors.get(role.site)
+                new = role.mode(tallies[role.site], prior, value)
+                values[role.site] = jnp.asarray(new, jnp.result_type(value))
+        return values
 
-def with_modes(engine: Engine, at: View, posterior: Posterior, squares: Any) -> Posterior:
-    """Set sites with a role to their maximum a posteriori (supplement 1.2)."""
-    tallies = tallies_of(engine, at, posterior.weights, squares)
-    return posterior._replace(values=modes_of(engine, at, posterior.values, tallies))
+    def with_kernels(self, posterior: Posterior) -> Posterior:
+        """Copy the kernel parameters of the functions to their sites."""
+        values = self.functions.parameters.scatter(posterior.functions.theta)
+        kernels = {name: values[name] for name in self.form.kernels}
+        return posterior._replace(values=posterior.values | kernels)
 
+    def log_prior(self, at: View, values: dict[str, Any], without: Collection[str] = ()) -> Any:
+        """Sum log densities of kernels' parameters and sites with a role, but of ``without``."""
+        total = jnp.zeros(())
+        for name in (*self.form.kernels, *(role.site for role in self.form.roles_with_mode)):
+            if name in at.priors and name not in without:
+                total += jnp.sum(at.priors[name].log_prob(values[name]))
+        return total
 
-def held(
-    engine: Engine, temperature: Any, values: dict[str, Any], new: dict[str, Any]
-) -> dict[str, Any]:
-    """Return new values of sites; those that shape the prior of the weights keep their old ones
-    while the temperature is above 1.
+    def bound_given(self, at: View, posterior: Posterior, squares: Any) -> Float[Array, ""]:
+        """Compute the exact evidence lower bound (supplement, eq. 2) from the expected squares."""
+        prior = at.prior
+        if self.form.is_design:
+            prior = Prior(*(x[0] for x in prior))
+        value = at.log_density + self.log_prior(at, posterior.values)
+        value -= at.log_scale + 0.5 * jnp.sum(squares / at.sigma2)
+        value -= posterior.weights.divergence(prior)
+        if posterior.slopes:
+            value -= 0.5 * self._cost_of_slopes(at, posterior)
+        return value if posterior.functions is None else value - jnp.sum(posterior.functions.kl)
 
-    They would follow flattened inclusion probabilities to a prior under which no weight is large.
-    """
-    if engine.temperature is None:
-        return new
-    shaping = engine.form.shaping & new.keys()
-    return new | {k: jnp.where(temperature > 1, values[k], new[k]) for k in sorted(shaping)}
+    def _cost_of_slopes(self, at: View, posterior: Posterior) -> Float[Array, ""]:
+        """Sum expected squares of coefficients that follow the weights, under their prior."""
+        sites = self.form.coefficient_sites(posterior.slopes)
+        slopes = standardised(sites, at, posterior.values).unscaled(posterior.slopes)
+        if self.form.is_design:
+            return posterior.weights.total_variance(Design(slopes[0].T[None], None))
+        return jnp.sum(jnp.sum(slopes**2, axis=1) * posterior.weights.variance)
 
-
-def tallies_of(
-    engine: Engine, at: View, weights: Any, squares: Float[Array, " Q"]
-) -> dict[str, Tally]:
-    """Sum the sufficient statistics of each site with a role."""
-    squares = jnp.maximum(squares, engine.features.rounding(engine, at))
-    statistics = {
-        "noise": Tally(at.count, squares),
-        "inclusion": Tally(jnp.ones_like(weights.probs), weights.probs),
-        "slab": Tally(*weights.slab_moments),
-    }
-    roles = engine.form.roles_with_mode
-    return {role.site: role.tally(engine.indices[role.site], statistics) for role in roles}
-
-
-def modes_of(
-    engine: Engine, at: View, values: dict[str, Any], tallies: dict[str, Tally]
-) -> dict[str, Any]:
-    """Return the values with each site of the tallies at its mode."""
-    values = dict(values)
-    for role in engine.form.roles_with_mode:
-        if role.site in tallies:
-            value, prior = values[role.site], at.priors.get(role.site)
-            new = role.mode(tallies[role.site], prior, value)
-            values[role.site] = jnp.asarray(new, jnp.result_type(value))
-    return values
-
-
-def log_prior(
-    engine: Engine, at: View, values: dict[str, Any], without: Collection[str] = ()
-) -> Any:
-    """Log density of kernels' parameters and of sites with a role, but those in ``without``."""
-    total = jnp.zeros(())
-    for name in (*engine.form.kernels, *(role.site for role in engine.form.roles_with_mode)):
-        if name in at.priors and name not in without:
-            total += jnp.sum(at.priors[name].log_prob(values[name]))
-    return total
-
-
-def bound_given(engine: Engine, at: View, posterior: Posterior, squares: Any) -> Float[Array, ""]:
-    """Compute the exact evidence lower bound (supplement, eq. 2) from the expected squares."""
-    prior = at.prior
-    if engine.form.is_design:
-        prior = Prior(*(x[0] for x in prior))
-    value = at.log_density + log_prior(engine, at, posterior.values)
-    value -= at.log_scale + 0.5 * jnp.sum(squares / at.sigma2)
-    value -= posterior.weights.divergence(prior)
-    if posterior.slopes:
-        value -= 0.5 * _cost_of_slopes(engine, at, posterior)
-    return value if posterior.functions is None else value - jnp.sum(posterior.functions.kl)
-
-
-def _cost_of_slopes(engine: Engine, at: View, posterior: Posterior) -> Float[Array, ""]:
-    """Expected squared deviations of coefficients that follow the weights, under their prior."""
-    sites = engine.form.coefficient_sites(posterior.slopes)
-    slopes = standardised(sites, at, posterior.values).unscaled(posterior.slopes)
-    if engine.form.is_design:
-        return posterior.weights.total_variance(Design(slopes[0].T[None], None))
-    return jnp.sum(jnp.sum(slopes**2, axis=1) * posterior.weights.variance)
-
-
-def bound(engine: Engine, posterior: Posterior) -> Float[Array, ""]:
-    """Compute the exact evidence lower bound of a posterior."""
-    at = view_at(engine, posterior)
-    return bound_given(engine, at, posterior, engine.features.squares(engine, at, posterior))
+    def bound(self, posterior: Posterior) -> Float[Array, ""]:
+        """Compute the exact evidence lower bound of a posterior."""
+        at = self.view(posterior)
+        return self.bound_given(at, posterior, self.features.squares(self, at, posterior))
 
 
 def strong(tree: Any) -> Any:

@@ -30,7 +30,7 @@ from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.observations import Sparse
 from numpyro_spikeslab.fitting.function_sweeps import in_use
 from numpyro_spikeslab.fitting.function_updates import white_factors
-from numpyro_spikeslab.fitting.posterior import Engine, Posterior, strong, view_at
+from numpyro_spikeslab.fitting.posterior import Engine, Posterior, strong
 from numpyro_spikeslab.fitting.tasks import ridge_of_entries
 from numpyro_spikeslab.reading.view import View
 
@@ -218,7 +218,7 @@ def climb(J: Surrogate, start: Rotated, used: Bool[Array, " M"]) -> Rotated:
 @jax.jit
 def rotate_white(engine: Engine, posterior: Posterior, whiten: Any, simplify: Any) -> Posterior:
     """Propose functions that are rotated towards a high ``J``, whitened and by varimax before."""
-    at, functions = view_at(engine, posterior), posterior.functions
+    at, functions = engine.view(posterior), posterior.functions
     used = in_use(engine, posterior)
     phi, var = (jnp.where(used[:, None], x, 0) for x in (functions.mean, functions.var))
     W, identity = ridge(at, phi, var), jnp.eye(len(phi), dtype=phi.dtype)

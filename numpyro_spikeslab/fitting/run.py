@@ -19,7 +19,7 @@ from numpyro.infer.svi import SVIState
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.fitting.ascent import Progress, begin, chunks, trimmed
 from numpyro_spikeslab.fitting.moves import laplacian_of
-from numpyro_spikeslab.fitting.posterior import Engine, Posterior, bound, view_at
+from numpyro_spikeslab.fitting.posterior import Engine, Posterior
 from numpyro_spikeslab.fitting.rounds import (
     Fit,
     Stage,
@@ -149,7 +149,7 @@ def random_starts(call: Call, key: Array, progress: Progress, plan: Plan) -> Pro
     They begin at temperature 1, if the schedule has it: hot ones forget where they began.
     """
     posterior, number = progress.posterior, plan.number
-    at = view_at(call.engine, posterior)
+    at = call.engine.view(posterior)
     scale = jnp.broadcast_to(jnp.sqrt(at.prior.variance), call.engine.form.shape)
     scale = scale.reshape(posterior.weights.probs.shape)
 
@@ -228,7 +228,7 @@ def check_slopes(call: Call, posterior: Posterior) -> None:
     engine, values = call.engine, posterior.values
 
     def reached(free):
-        return bound(engine, posterior.moved(values=values | free))
+        return engine.bound(posterior.moved(values=values | free))
 
     start = {name: values[name] for name in engine.form.free}
     value, slopes = jax.value_and_grad(reached)(start)

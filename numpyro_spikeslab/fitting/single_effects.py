@@ -21,7 +21,7 @@ from numpyro_spikeslab.algebra.correlation import (
 )
 from numpyro_spikeslab.algebra.pairs import Coordinates, Design, Prior, coordinates
 from numpyro_spikeslab.fitting.features import engine_of
-from numpyro_spikeslab.fitting.posterior import Posterior, view_at
+from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.reading.coefficient_rows import columns_without, dense_rows
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.linear import Linear
@@ -53,7 +53,7 @@ def effects_of(reading: Reading, posterior: Posterior) -> Effects:
     """Collect the data of a fit."""
     form, values, mean = reading.form, posterior.values, posterior.weights.mean
     # at the mean weights
-    at = view_at(replace(engine_of(reading, False, None), base=None), posterior)
+    at = replace(engine_of(reading, False, None), base=None).view(posterior)
     relative, noise = at.relative[:, 0], jnp.sqrt(at.sigma2[0])
     # missing observations may be NaN
     rows = jnp.where(relative > 0, Linear.of(reading.problem, values).rows(), 0)

@@ -14,22 +14,8 @@ from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.algebra.observations import Sparse
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.fitting.function_sweeps import visit_functions
-from numpyro_spikeslab.fitting.function_updates import (
-    Terms,
-    first_step,
-    update_plain,
-    with_kernels,
-)
-from numpyro_spikeslab.fitting.posterior import (
-    Engine,
-    FunctionFactors,
-    Posterior,
-    modes_of,
-    strong,
-    tallies_of,
-    view_at,
-    with_roles,
-)
+from numpyro_spikeslab.fitting.function_updates import Terms, first_step, update_plain
+from numpyro_spikeslab.fitting.posterior import Engine, FunctionFactors, Posterior, strong
 from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reading.view import View
 
@@ -41,7 +27,7 @@ def start_at_prior(
 
     A zero column of ``W`` is switched off; all else is that of ``posterior``.
     """
-    at = view_at(engine, posterior)
+    at = engine.view(posterior)
     prior, theta = engine.prior(at), posterior.functions.theta
     probs = jnp.where(jnp.any(W != 0, axis=0), 0.9, 0.0) * jnp.ones_like(W)
     scale = jnp.sqrt(sigma2 / engine.form.num_obs)[:, None] * jnp.ones_like(W)
@@ -49,9 +35,9 @@ def start_at_prior(
     zero, var = jnp.zeros_like(prior.mean), prior.variances(theta)
     step = first_step(prior.parameters, theta)
     functions = FunctionFactors(zero, zero, prior.mean, var, zero[:, 0], var, theta, step)
-    tallies = tallies_of(engine, at, weights, at.count * sigma2)
-    values = modes_of(engine, at, posterior.values, tallies)
-    return with_roles(engine, at, values), Posterior(weights, functions, values, None)
+    tallies = engine.tallies(at, weights, at.count * sigma2)
+    values = engine.modes(at, posterior.values, tallies)
+    return engine.with_roles(at, values), Posterior(weights, functions, values, None)
 
 
 @jax.jit
@@ -60,6 +46,8 @@ def _start(
 ) -> Posterior:
     """Start with functions that fit the tasks, or ``phi`` with noise of 1/100 of its power."""
     at, posterior = start_at_prior(engine, posterior, W, sigma2)
+    if isinstance(engine.layout, Sparse):
+        return strong(posterior)
     prior, step = engine.prior(at), posterior.functions.step
     power = jnp.mean((phi - prior.mean) ** 2, axis=1)
     used = jnp.any(posterior.weights.probs > 0, axis=0) & (from_tasks | (power > 0))
@@ -78,7 +66,7 @@ def _start(
     posterior = with_step(posterior, jnp.where(from_tasks, step, jnp.sign(step)))
     posterior = visit_functions(update, at, posterior)
     step = jnp.where(from_tasks, posterior.functions.step, step)
-    return strong(with_kernels(engine, with_step(posterior, step)))
+    return strong(engine.with_kernels(with_step(posterior, step)))
 
 
 def start_at(engine: Engine, posterior: Posterior, W: Any, phi: Any, sigma2: Any) -> Posterior:
@@ -97,7 +85,7 @@ def power(at: View) -> Float[Array, " Q"]:
 @partial(jax.jit, compiler_options=RUN_ONCE)
 def start_alone(engine: Engine, posterior: Posterior) -> Posterior:
     """Start with all functions switched off."""
-    variances = power(view_at(engine, posterior))
+    variances = power(engine.view(posterior))
     W = jnp.zeros_like(posterior.weights.probs)
     return strong(start_at_prior(engine, posterior, W, variances)[1])
 
@@ -108,21 +96,13 @@ def start_random(engine: Engine, posterior: Posterior, key: Array) -> Posterior:
     The noise starts small, since a large one would switch off most functions at once.
     """
     W, sigma2 = _random_weights(engine, posterior, key)
-    if isinstance(engine.layout, Sparse):
-        return _at_prior(engine, posterior, W, sigma2)
-    return _start(
-        engine, posterior, W, sigma2, jnp.zeros_like(engine.functions.mean), jnp.array(True)
-    )
-
-
-@jax.jit
-def _at_prior(engine: Engine, posterior: Posterior, W: Any, sigma2: Any) -> Posterior:
-    return strong(start_at_prior(engine, posterior, W, sigma2)[1])
+    phi = jnp.zeros_like(engine.functions.mean)
+    return _start(engine, posterior, W, sigma2, phi, jnp.array(True))
 
 
 @partial(jax.jit, compiler_options=RUN_ONCE)
 def _random_weights(engine: Engine, posterior: Posterior, key: Array) -> tuple[Any, Any]:
-    variances = power(view_at(engine, posterior))
+    variances = power(engine.view(posterior))
     Q, M = engine.form.shape
     W = jnp.sqrt(variances / M)[:, None] * random.normal(key, (Q, M), variances.dtype)
     return W, 0.1 * variances
@@ -137,7 +117,7 @@ def start_svd(engine: Engine, posterior: Posterior) -> Posterior:
 @partial(jax.jit, compiler_options=RUN_ONCE)
 def _singular_vectors(engine: Engine, posterior: Posterior) -> tuple[Any, Any, Any]:
     """Return weights, functions and noise variances; missing entries count as zero."""
-    at = view_at(engine, posterior)
+    at = engine.view(posterior)
     M, N = engine.functions.mean.shape
     variances = power(at)
     sd = jnp.sqrt(variances)

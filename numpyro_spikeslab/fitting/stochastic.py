@@ -28,24 +28,8 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.fitting.function_sweeps import sweep_plain
-from numpyro_spikeslab.fitting.function_updates import (
-    Terms,
-    condition,
-    update_plain,
-    with_kernels,
-)
-from numpyro_spikeslab.fitting.posterior import (
-    Batches,
-    Engine,
-    Posterior,
-    bound_given,
-    held,
-    log_prior,
-    modes_of,
-    strong,
-    tallies_of,
-    view_at,
-)
+from numpyro_spikeslab.fitting.function_updates import Terms, condition, update_plain
+from numpyro_spikeslab.fitting.posterior import Batches, Engine, Posterior, strong
 from numpyro_spikeslab.fitting.run import Call
 from numpyro_spikeslab.fitting.schedules import check_schedule, forgetting
 from numpyro_spikeslab.fitting.tasks import gram, keeps_products, sweep_weights
@@ -165,7 +149,7 @@ def _start(
     Counts are from the batch, and sums follow from the values of the sites.
     """
     probs, per_fit, per_batch = fit
-    at = view_at(engine, posterior)
+    at = engine.view(posterior)
     prior = engine.prior(at)
 
     def visit(m, posterior):
@@ -176,12 +160,12 @@ def _start(
     posterior = jax.lax.fori_loop(0, engine.form.num_features, visit, strong(posterior))
     weights = posterior.weights
     alike = weights._replace(probs=probs * jnp.ones_like(weights.probs))
-    of_batch, tallies = tallies_of(engine, at, alike, jnp.zeros_like(at.sigma2)), {}
+    of_batch, tallies = engine.tallies(at, alike, jnp.zeros_like(at.sigma2)), {}
     for role in engine.form.roles_with_mode:
         if role.site not in local:
             count = per_batch * of_batch[role.site].count
             tallies[role.site] = Tally(count, count * role.expected(posterior.values[role.site]))
-    values = modes_of(engine, at, posterior.values, tallies)
+    values = engine.modes(at, posterior.values, tallies)
     return strong((posterior._replace(values=values), tallies))
 
 
@@ -195,23 +179,23 @@ def advance(
     tallies, before = posterior.batches
     temperature = 1.0 if engine.temperature is None else engine.temperature(before + step)
     posterior = _settled(engine, local, posterior, temperature)
-    at = view_at(engine, posterior)
+    at = engine.view(posterior)
     update = partial(_update_blended, engine.prior(at), rate)
     posterior, squares = sweep_plain(engine, at, posterior, temperature, update)
-    posterior = with_kernels(engine, posterior)
-    of_batch = tallies_of(engine, at, posterior.weights, squares)
+    posterior = engine.with_kernels(posterior)
+    of_batch = engine.tallies(at, posterior.weights, squares)
     shared = jax.tree.map(partial(_blend, rate), tallies, {x: of_batch[x] for x in tallies})
-    values = modes_of(engine, at, posterior.values, of_batch | shared)
-    values = held(engine, temperature, posterior.values, values)
+    values = engine.modes(at, posterior.values, of_batch | shared)
+    values = engine.held(temperature, posterior.values, values)
     posterior = posterior._replace(values=values, batches=Batches(shared, before))
-    at = view_at(engine, posterior)
+    at = engine.view(posterior)
     if not engine.form.likelihood.is_fixed:
         # the squares are those of the old stand-in
         squares = engine.features.squares(engine, at, posterior)
     # as if all tasks were like this batch
-    of_all = at.log_density + log_prior(engine, at, values, local)
+    of_all = at.log_density + engine.log_prior(at, values, local)
     of_all -= jnp.sum(posterior.functions.kl)
-    loss = -(of_all + rate[1] * (bound_given(engine, at, posterior, squares) - of_all))
+    loss = -(of_all + rate[1] * (engine.bound_given(at, posterior, squares) - of_all))
     return *strong((step + 1, posterior)), loss
 
 
@@ -242,15 +226,15 @@ def _settled(
     moments = functions.mean, functions.var
     stats = None
     if engine.form.likelihood.is_fixed and keeps_products(engine.form):
-        stats = gram(view_at(engine, posterior), *moments)
+        stats = gram(engine.view(posterior), *moments)
 
     def one(_, posterior):
         # with another stand-in in each pass
-        at = view_at(engine, posterior)
+        at = engine.view(posterior)
         weights, squares = sweep_weights(at, *moments, stats, posterior.weights, temperature)
-        tallies = tallies_of(engine, at, weights, squares)
-        values = modes_of(engine, at, posterior.values, {site: tallies[site] for site in local})
-        values = held(engine, temperature, posterior.values, values)
+        tallies = engine.tallies(at, weights, squares)
+        values = engine.modes(at, posterior.values, {site: tallies[site] for site in local})
+        values = engine.held(temperature, posterior.values, values)
         return strong(posterior._replace(weights=weights, values=values))
 
     return jax.lax.fori_loop(0, LOCAL_PASSES, one, strong(posterior))

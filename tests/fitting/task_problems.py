@@ -20,8 +20,8 @@ import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.fitting.ascent import begin, chunks
 from numpyro_spikeslab.fitting.features import engine_of
-from numpyro_spikeslab.fitting.function_updates import Terms, condition, with_kernels
-from numpyro_spikeslab.fitting.posterior import Engine, FunctionFactors, Posterior, bound, view_at
+from numpyro_spikeslab.fitting.function_updates import Terms, condition
+from numpyro_spikeslab.fitting.posterior import Engine, FunctionFactors, Posterior
 from numpyro_spikeslab.fitting.starts import start_random
 from numpyro_spikeslab.reading.reader import Reader, Reading
 from numpyro_spikeslab.reading.view import View
@@ -77,7 +77,7 @@ class Problem(NamedTuple):
 
     @property
     def at(self) -> View:
-        return view_at(self.engine, self.posterior)
+        return self.engine.view(self.posterior)
 
     @property
     def functions(self) -> FunctionFactors:
@@ -103,15 +103,15 @@ class Problem(NamedTuple):
     ) -> Posterior:
         """The posterior with another ``q(phi_m)``."""
         posterior = posterior or self.posterior
-        prior = self.engine.prior(view_at(self.engine, posterior))
+        prior = self.engine.prior(self.engine.view(posterior))
         new = condition(prior, posterior, Terms(m, alpha, h), theta, self.functions.step[m])
-        return with_kernels(self.engine, new)
+        return self.engine.with_kernels(new)
 
     def covariance(self, m: int) -> np.ndarray:
         return np.asarray(self.prior.covariance(m, self.functions.theta[m]).to_dense())
 
 
-_bound = jax.jit(bound)
+_bound = jax.jit(Engine.bound)
 
 
 def problem(model: Any, args: tuple, plain: bool = False, start: Any = None) -> Problem:

@@ -23,7 +23,6 @@ from numpyro.infer import Predictive
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.fitting import rounds
-from numpyro_spikeslab.fitting.posterior import view_at
 from numpyro_spikeslab.fitting.run import CAVIRunResult
 
 OBSERVED = ("y", "Y")
@@ -278,7 +277,7 @@ def test_squares_are_those_of_the_moments_of_each_observation(x64, name):
     fit = fitted(name)
     call, state = fit.svi._call(fit.args, {}), fit.result.state
     engine, posterior = call.engine, state.optim_state[1]
-    at = view_at(engine, posterior)
+    at = engine.view(posterior)
     mean, variance = engine.features.moments(engine, at, posterior)
     each = jnp.broadcast_to(at.relative, at.Y.shape) * ((at.Y - mean) ** 2 + variance)
     expected = engine.features.squares(engine, at, posterior)

@@ -30,7 +30,6 @@ from numpyro_spikeslab.fitting.function_sweeps import (
     visit_functions,
 )
 from numpyro_spikeslab.fitting.function_updates import switch_off, update_plain, update_with_scale
-from numpyro_spikeslab.fitting.posterior import with_roles
 from numpyro_spikeslab.fitting.tasks import gram, squared_errors, update_weights
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -79,14 +78,14 @@ def one_by_one(fit: Problem):
     base, order = fit.at, jnp.arange(len(fit.functions.kl))
 
     def pass_weights(posterior, order):
-        at = with_roles(fit.engine, base, posterior.values)
+        at = fit.engine.with_roles(base, posterior.values)
         sums = gram(at, posterior.functions.mean[order], posterior.functions.var[order])
         prior, weights = jax.tree.map(lambda x: x[:, order], (at.prior, posterior.weights))
         return update_weights(at._replace(prior=prior), sums, weights)
 
     @jax.jit
     def visit(posterior, m):
-        at = with_roles(fit.engine, base, posterior.values)
+        at = fit.engine.with_roles(base, posterior.values)
         terms = terms_of(at, posterior, m)
         posterior = update_with_scale(fit.engine, fit.prior, at, posterior, terms)
         if not fit.engine.white:
@@ -120,7 +119,7 @@ def test_sweeps_with_scales_visit_functions_and_their_weights_in_turn(start, pri
     expected = one_by_one(fit)
     for x, y in zip(jax.tree.leaves(swept), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-7, atol=1e-9)
-    at = with_roles(fit.engine, fit.at, swept.values)
+    at = fit.engine.with_roles(fit.at, swept.values)
     sums = gram(at, swept.functions.mean, swept.functions.var)
     np.testing.assert_allclose(squares, squared_errors(sums, swept.weights), rtol=1e-9)
 
@@ -134,7 +133,7 @@ def test_a_white_function_at_rest_stays_and_its_weights_follow_the_prior():
     np.testing.assert_array_equal(swept.functions.kl[1], 0)
     assert not np.any(swept.weights.loc[:, 1])
     # a pass over all weights leaves these as they are
-    at = with_roles(fit.engine, fit.at, swept.values)
+    at = fit.engine.with_roles(fit.at, swept.values)
     passed = update_weights(at, gram(at, swept.functions.mean, swept.functions.var), swept.weights)
     for x, y in zip(passed, swept.weights, strict=True):
         np.testing.assert_allclose(x[:, 1], y[:, 1], rtol=1e-10)

@@ -124,7 +124,7 @@ def test_the_highest_bound_wins_a_contest():
             name, end = progress.posterior, progress.step + num_steps
             return rounds.Stage(progress._replace(step=end), -bounds[name][progress.step : end])
 
-    fit = Scripted(None, None, -1.0, None)
+    fit = Scripted(None, -1.0, None)
     names = list(bounds)
     stage = fit.contest(Progress(0, names[0], np.inf, False), names[1:])
     assert (stage.progress.posterior, stage.progress.step, stage.rejected) == ("late", 1, False)

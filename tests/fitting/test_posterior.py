@@ -13,7 +13,6 @@ from task_problems import M, Q, dense_moments, observations, slope, small
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.fitting.posterior import with_modes, with_roles
 from numpyro_spikeslab.fitting.tasks import (
     explained,
     gram,
@@ -66,7 +65,7 @@ def test_the_bound_agrees_with_dense_expectations():
 def test_sites_with_a_role_are_stationary(prior):
     tasks = small(prior)
     squares = tasks.engine.features.squares(tasks.engine, tasks.at, tasks.posterior)
-    posterior = with_modes(tasks.engine, tasks.at, tasks.posterior, squares)
+    posterior = tasks.engine.with_modes(tasks.at, tasks.posterior, squares)
     sites = {role.site for role in tasks.engine.form.roles}
     assert sites == {"noise", "inclusion", "slab_scale"}
     for site in sites:
@@ -84,7 +83,7 @@ def test_sites_with_a_role_are_stationary(prior):
 def test_a_view_at_other_values_of_roles_is_that_of_the_model():
     tasks = small()
     values = {k: 0.5 * x for k, x in tasks.posterior.values.items()}
-    new = with_roles(tasks.engine, tasks.at, values)
+    new = tasks.engine.with_roles(tasks.at, values)
     expected = tasks.reading.view(values)
     # all tasks have the same prior, of which a fit keeps one row
     assert new.prior.log_odds.shape == (1, tasks.engine.form.num_features)

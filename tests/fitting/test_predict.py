@@ -21,7 +21,6 @@ from numpyro.infer import Predictive
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.fitting.features import engine_of
-from numpyro_spikeslab.fitting.posterior import view_at
 from numpyro_spikeslab.reading.reader import Reader
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -215,7 +214,7 @@ def at_large_means(what, x64):
         reading = Reader(guide.model, "test")((Y,), {})
         first_params(guide, Y)
         engine, q = engine_of(reading, False, None), guide.pack(reading, params)
-        at = view_at(engine, q)
+        at = engine.view(q)
         if what == "moments":
             return engine.features.moments(engine, at, q)[1]
         # what the functions leave is nearly nothing beside their spread
