@@ -29,7 +29,7 @@ def candidates(problem: Problem, proof: Proof, trace: dict[str, Any], joint: boo
     """List the forms that the probe is to confirm, a plain design at last; with ``joint`` alone."""
     plain = proof.plain
     parts, pairs = problem.program.shapes.observed[plain.likelihood], plain.pairs
-    alone = joint or plain.groups or plain.pairs[0].heredity or plain.family == OTHER
+    alone = joint or plain.sets.groups or plain.family == OTHER
     if alone or len(pairs) != 1 or len(pairs[0].shape) not in (1, 2):
         return [plain]
     form = _of_features(problem, plain, proof, parts.value.shape)

@@ -28,7 +28,7 @@ def sweeps_of(reading: Any) -> Sweeps:
     """
     form = reading.form
     is_double = jnp.result_type(float) == np.float64
-    if is_double or form.kind != COLUMNS or form.groups is not None or not form.is_normal:
+    if is_double or form.kind != COLUMNS or not form.sets.alone.all() or not form.is_normal:
         return Sweeps.AS_PROGRAM
     if not are_concrete((reading.problem.constants, reading.params)):
         return Sweeps.AS_REQUIRED

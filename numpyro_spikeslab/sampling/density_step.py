@@ -182,7 +182,7 @@ class AdaptState(NamedTuple):
 
 def has_gaussian_steps(form: Form, moves: bool) -> bool:
     """Whether the pairs have a reversible draw under a Gaussian; one pair alone has none."""
-    return form.kind == COLUMNS and form.groups is None and moves and form.size > 1
+    return form.kind == COLUMNS and bool(form.sets.alone.all()) and moves and form.size > 1
 
 
 def predictor_of(now: Current, sites: dict[str, Any]) -> Float[Array, "..."]:
@@ -328,7 +328,6 @@ def metropolis(
     problem, sites = reading.problem, form.coefficient_sites(now.own)
     (spikes,), (slabs,) = now.weights()
     prior = Prior(*(x[0] for x in at.prior))
-    spikes_of = [*(range(form.size) if form.groups is None else form.groups)]
     if sites:
         standard = standardised(sites, at, now.values)
         deviation, scales = standard.prior.deviation[0], jnp.ones_like(standard.prior.deviation[0])
@@ -339,7 +338,6 @@ def metropolis(
             jnp.concatenate([prior.log_odds, scales * jnp.inf]),
             jnp.concatenate([prior.variance, scales]),
         )
-        spikes_of += range(form.size, len(rows))
     # rows may be NaN where nothing is observed
     rows = jnp.where(at.relative[:, 0] > 0, rows, 0)
 
@@ -347,7 +345,8 @@ def metropolis(
         return jnp.ravel(density(x.reshape(f.shape)))
 
     start = PairState(spikes.astype(int), slabs, jnp.ravel(f))
-    new, _ = metropolis_sweep(key, rows, flat, start, prior, Partition.of_spikes(spikes_of))
+    sets = Partition(len(rows), groups=form.sets.groups)
+    new, _ = metropolis_sweep(key, rows, flat, start, prior, sets)
     spikes, slabs = new.spikes[: form.size], new.slabs[: form.size]
     values = form.split_spikes(spikes) | form.split(slabs, "{}_slab")
     if sites:
