@@ -15,7 +15,6 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.changing_design import AnyDesign, ChangingDesign
 from numpyro_spikeslab.algebra.coefficients import (
     Coefficients,
     NormalPrior,
@@ -27,7 +26,7 @@ from numpyro_spikeslab.algebra.coefficients import (
     times,
     whitened,
 )
-from numpyro_spikeslab.algebra.pairs import Design
+from numpyro_spikeslab.algebra.pairs import AnyDesign, ChangingDesign, Design
 from numpyro_spikeslab.algebra.task_sweeps import TaskSums
 from numpyro_spikeslab.reading.form import CoefficientSite, Form
 from numpyro_spikeslab.reading.model_run import Problem
