@@ -96,24 +96,25 @@ class Columns(Features):
     rows: Float[Array, "K B N"] | None
 
     def begin(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
-        # a design that other sites change is viewed at the mean weights, so has its residual
-        return q if spec.form.is_normal and data.view is None else _begun(spec, data, q)
+        if not spec.form.is_normal:
+            return _with_moments(spec, data, q)
+        return q if data.view is None else _with_residual(spec, data, q)
 
     def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
         design = self.design_at(spec, data, at, q)
         setting = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior)), temperature
-        if sites := spec.form.coefficient_sites(q.slopes):
-            # coefficients are integrated out, then set given the weights
-            problem = problem_of(spec, data)
-            without = columns_without(problem, at, q.values, sites, design, self.split)
-            weights, residual = q.weights.sweep(without.design, without.residual, *setting)
-            values, residual = without.given(residual)
-            slopes = without.standard.slopes(without.coefficients.slopes)
-            q = q._replace(values=q.values | values, slopes=slopes)
-        else:
+        if not q.slopes:
             residual = _whitened_data(at) if data.view is None else q.residual
             weights, residual = q.weights.sweep(design, residual, *setting)
-        q = q._replace(weights=weights, residual=residual)
+            q = q._replace(weights=weights, residual=residual)
+            return at, q, self._squares(spec, data, at, q, design)
+        # coefficients are integrated out, then set given the weights
+        sites = spec.form.coefficient_sites(q.slopes)
+        without = columns_without(problem_of(spec, data), at, q.values, sites, design, self.split)
+        weights, residual = q.weights.sweep(without.design, without.residual, *setting)
+        values, residual = without.given(residual)
+        slopes = without.standard.slopes(without.coefficients.slopes)
+        q = q._replace(weights=weights, values=q.values | values, residual=residual, slopes=slopes)
         return at, q, self._squares(spec, data, at, q, design)
 
     def moments(self, spec: Spec, data: Data, at: View, q: Posterior) -> tuple[Array, Array]:
@@ -180,12 +181,14 @@ class Columns(Features):
 
 
 @partial(jax.jit, static_argnums=0)
-def _begun(spec: Spec, data: Data, q: Posterior) -> Posterior:
-    """Compute the moments of the predictor, if stand-ins need them, or else the residual."""
-    if not spec.form.is_normal:
-        return strong(q._replace(moments=moments_at(spec, data, q)))
+def _with_residual(spec: Spec, data: Data, q: Posterior) -> Posterior:
     residual = data.features.whitened_residual(spec, data, view_at(spec, data, q), q)
     return strong(q._replace(residual=residual))
+
+
+@partial(jax.jit, static_argnums=0)
+def _with_moments(spec: Spec, data: Data, q: Posterior) -> Posterior:
+    return strong(q._replace(moments=moments_at(spec, data, q)))
 
 
 def _whitened_data(at: View) -> Float[Array, " N"]:
