@@ -13,8 +13,7 @@ import jax.numpy as jnp
 from jax.scipy.special import xlogy
 
 from numpyro_spikeslab.algebra import pairs, pattern_sweeps
-from numpyro_spikeslab.algebra.changing_design import AnyDesign
-from numpyro_spikeslab.algebra.pairs import Conditional, Design, Prior, feature_rows
+from numpyro_spikeslab.algebra.pairs import AnyDesign, Conditional, Design, Prior, feature_rows
 from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.patterns import (
     PatternMoments,

@@ -118,7 +118,8 @@ def next_flip(
     Between two accepted flips the odds stay the same, so only these cost time. A weight enters only
     if a slot is empty.
 
-    :param start: the next turn of a flip, in their order; also returned for the flip after it.
+    :param start: position in the order of the visits to go on from; also returned for the flip
+        after it.
     """
     size, num_slots = active.spikes.size, active.slots.size
 
@@ -316,8 +317,8 @@ def slabs_given(
     return jnp.sqrt(problem.prior.variance) * normal.at[active.slots].set(drawn, mode="drop")
 
 
-# A Rao-Blackwellised inclusion probability is the conditional of a spike within the set, at most K
-# included weights or more, that the spikes are in. Its mean over both sets is that of the spike.
+# A Rao-Blackwellised inclusion probability is the conditional of a spike given the others and
+# whether at most K weights are included, or more. Its mean over the draws stays that of the spike.
 
 
 def given_spikes(prior: AnyPrior, active: ActiveSet) -> Float[Array, " P"]:

@@ -70,8 +70,8 @@ class HereditaryPrior(NamedTuple):
     def at(self, spikes: Shaped[Array, " P"]) -> Prior:
         """Return the conditional prior of each weight given all other spikes.
 
-        Where spikes are forbidden, as if a swap has removed a parent, those that make all allowed
-        have their log odds, and all others minus infinity. Infinity is a large number, for it is
+        If an included spike lacks parents, as after a swap, only flips that repair all of these
+        keep their odds, and all others have minus infinity. Infinity is a large number, for it is
         multiplied by zero.
         """
         is_in, log_odds = spikes[self.firsts] > 0, self.log_odds[self.firsts]

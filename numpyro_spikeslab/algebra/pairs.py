@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The conditional of a (slab, spike) pair, and the sweep over all pairs.
+"""The conditional of a (slab, spike) pair, and the sweep over all pairs of a design or of tasks.
 
 A weight is ``w = s * w_tilde`` with ``w_tilde ~ N(0, sigma_w^2)`` and ``s ~ Bernoulli(pi)``. A
 sweep visits each pair given all others and puts its expectation back (paired mean field) or a draw
-(paired Gibbs); nothing else differs.
+(paired Gibbs); nothing else differs. Such an update has the methods ``put``, what a visit puts
+back; ``put_set``, the same for a set of weights; and ``outcome``, what a sweep returns.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float, Shaped
@@ -152,8 +154,7 @@ def sweep(
     size = len(weights)
     number, block_size = source.blocks[0].shape[:2]
 
-    def parts(x, fill=0.0):
-        return in_parts(pad(x, number * block_size, fill), number, block_size)
+    cut = partial(in_parts, number=number, size=block_size)
 
     def visit(carry, part):
         weights, state = carry
@@ -166,7 +167,7 @@ def sweep(
 
     starts = block_size * jnp.arange(number)
     # a variance of 0 has no logarithm
-    prior, noise = Prior(*(parts(x, 1.0) for x in prior)), jax.tree.map(parts, update.noise)
+    prior, noise = Prior(*(cut(x, fill=1.0) for x in prior)), jax.tree.map(cut, update.noise)
     carry = pad(weights, number * block_size), state
     (_, state), pair = lax.scan(visit, carry, (starts, source.blocks, prior, noise))
     return Conditional(*(x.reshape(-1, *weights.shape[1:])[:size] for x in pair)), state
@@ -226,9 +227,11 @@ def parts_of(total: int, largest: int) -> tuple[int, int]:
     return number, -(-total // number)
 
 
-def in_parts(x: Shaped[Array, "P ..."], number: int, size: int) -> Shaped[Array, "K B ..."]:
-    """Cut the leading axis into parts; zeros fill up the last one."""
-    return pad(x, number * size).reshape(number, size, *x.shape[1:])
+def in_parts(
+    x: Shaped[Array, "P ..."], number: int, size: int, fill: float = 0.0
+) -> Shaped[Array, "K B ..."]:
+    """Cut the leading axis into parts; ``fill`` fills up the last one."""
+    return pad(x, number * size, fill).reshape(number, size, *x.shape[1:])
 
 
 # Designs of one task
@@ -262,6 +265,45 @@ class Design(NamedTuple):
         else:
             products = gram, rows @ residual, jnp.diagonal(gram)
         return products, lambda change: residual - change @ rows
+
+
+class ChangingDesign(NamedTuple):
+    """A design before whitening, cut into K blocks of B features (zeros pad the last block).
+
+    A whitened copy would cost more than a sweep, and its memory; so a sweep whitens one block at a
+    time. As the source of a :func:`sweep` its state is the residual of the N whitened observations
+    outside of the span, then C in it.
+
+    - **rows** - features as rows, 0 where nothing is observed.
+    - **whitening** - square root of each observation's relative precision.
+    - **basis** - orthonormal basis of the span of whitened covariates, whose coefficients are
+      integrated out; without rows if there are none.
+    - **root** - what this multiplies the coordinates of the features in the span by.
+    """
+
+    rows: Float[Array, "K B N"]
+    whitening: Float[Array, " N"]
+    basis: Float[Array, "C N"]
+    root: Float[Array, "C C"]
+
+    @property
+    def blocks(self) -> tuple[Any]:
+        return (self.rows,)
+
+    def of(self, block: tuple[Any], weights: Any, residual: Float[Array, " NC"]) -> Any:
+        rows = self._whitened(*block)
+        gram = rows @ rows.T
+        return (gram, rows @ residual, jnp.diagonal(gram)), lambda change: residual - change @ rows
+
+    def _whitened(self, rows: Float[Array, "B N"]) -> Float[Array, "B NC"]:
+        rows = rows * self.whitening
+        if not len(self.basis):
+            return rows
+        inside, outside = split_along(self.basis, rows)
+        return jnp.concatenate([outside, inside @ self.root.T], axis=1)
+
+
+AnyDesign = Design | ChangingDesign
 
 
 def block_design(

@@ -32,7 +32,8 @@ SHARE_OF_ALL = 1 / 16
 def visited(u: Float[Array, ""], spikes: Int[Array, " P"], num_slots: int) -> tuple[Any, Any]:
     """Cut the columns from a random start, and choose windows.
 
-    There are two more than slots, so that a sweep notices if too many weights are included.
+    With more than ``num_slots`` occupied windows the sweep is the identity: for it to see that,
+    two more are chosen.
 
     :return: numbers of the columns, P for none, and of their windows, each of shape (R,).
     """

@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, Shaped
 import numpy as np
 
 import jax.numpy as jnp
@@ -70,6 +70,12 @@ class Partition:
         """The weights outside of all sets."""
         in_sets = [m for members in self.blocks + self.groups for m in members]
         return np.setdiff1d(np.arange(self.size), in_sets).astype(np.int32)
+
+    @cached_property
+    def alone(self) -> Bool[np.ndarray, " P"]:
+        """Which weights share their spike with no other."""
+        shared = [m for members in self.groups if len(members) > 1 for m in members]
+        return ~np.isin(np.arange(self.size), shared)
 
     @cached_property
     def stacks(self) -> dict[tuple[int, int], Stack]:

@@ -27,7 +27,7 @@ class Ascent(NamedTuple):
     """Point and scale of a search, the value there or a lower bound, and steps for the next one."""
 
     x: Float[Array, " P"]
-    t: Any
+    scale: Any
     best: Any
     step: Float[Array, " P"]
 
@@ -36,19 +36,19 @@ def climb_coordinates(
     value: Callable[[Float[Array, " P"], Any], tuple[Float[Array, ""], Any]],
     x: Float[Array, " P"],
     step: Float[Array, " P"],
-    t: Any = 1.0,
+    scale: Any = 1.0,
     known: Any = -jnp.inf,
     rounds: Any = 1,
 ) -> tuple[Ascent, tuple[Any, Bool[Array, ""]]]:
-    """Climb ``value(x, t)`` by a parabola along each coordinate of ``x``, in some rounds.
+    """Climb ``value(x, scale)`` by a parabola along each coordinate of ``x``, in some rounds.
 
     :param value: also returns a by-product, any arrays.
     :param step: first step along each coordinate; a coordinate with step 0 stays.
-    :param t: a proposed scale. It becomes 1 if the value there is below ``known``.
+    :param scale: a proposed one, kept only if its value reaches ``known``; else it is 1.
     :param known: a value that ``(x, 1)`` reaches; the end is never below it.
     :return: the end, the by-product of the last evaluation, and whether that was at the end.
     """
-    t, known = jnp.asarray(t, x.dtype), jnp.asarray(known, x.dtype)
+    scale, known = jnp.asarray(scale, x.dtype), jnp.asarray(known, x.dtype)
 
     # one loop over all trials, the start and then three for each coordinate: compiles `value` once
     def trial(k, carry):
@@ -60,8 +60,8 @@ def climb_coordinates(
         tried = now.x.at[p].add(offset * step) if x.size else now.x
 
         def evaluate():
-            reached, root = value(tried, now.t)
-            return reached, (tried, now.t, root)
+            reached, root = value(tried, now.scale)
+            return reached, (tried, now.scale, root)
 
         # a coordinate that stays costs nothing
         reached, last = jax.lax.cond(is_first | (step > 0), evaluate, lambda: (now.best, last))
@@ -69,19 +69,21 @@ def climb_coordinates(
         values = values.at[j].set(jnp.nan_to_num(reached, nan=-jnp.inf))
         # a decomposition that fails at the proposed scale gives NaN
         fits = (reached >= known) | jnp.isnan(known)
-        begun = now._replace(t=jnp.where(fits, now.t, 1), best=jnp.where(fits, reached, known))
+        begun = now._replace(
+            scale=jnp.where(fits, now.scale, 1), best=jnp.where(fits, reached, known)
+        )
         done = (j == 3) & (step > 0)
         now = choose(is_first, begun, choose(done, _end(now, p, offsets, values), now))
         # the centre of the next parabola
         return now, offsets, values.at[0].set(now.best), last
 
-    start = Ascent(x, t, known, step)
-    nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(value, x, t)[1])
+    start = Ascent(x, scale, known, step)
+    nothing = jax.tree.map(jnp.zeros_like, jax.eval_shape(value, x, scale)[1])
     offsets, values = jnp.array([0.0, -1.0, 1.0, 0.0], x.dtype), jnp.full(4, -jnp.inf, x.dtype)
-    begin = start, offsets, values, (x, t, nothing)
+    begin = start, offsets, values, (x, scale, nothing)
     end, _, _, last = jax.lax.fori_loop(0, 1 + 3 * x.size * rounds, trial, begin)
-    x, t, root = last
-    return end, (root, jnp.all(x == end.x) & (t == end.t))
+    x, scale, root = last
+    return end, (root, jnp.all(x == end.x) & (scale == end.scale))
 
 
 def _offset(j: Any, offsets: Any, values: Any) -> Any:
@@ -101,7 +103,7 @@ def _end(now: Ascent, p: Any, offsets: Any, values: Any) -> Ascent:
     wider = jnp.clip(2 * jnp.abs(offsets[winner]), 0.25, 2) * now.step[p]
     return Ascent(
         now.x.at[p].add(offsets[winner] * now.step[p]),
-        now.t,
+        now.scale,
         values[winner],
         now.step.at[p].set(jnp.clip(wider, 1e-3, 2)),
     )

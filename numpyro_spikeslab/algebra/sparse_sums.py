@@ -40,7 +40,8 @@ class Side(NamedTuple):
 
     - **entries** - numbers of the observations; L pads a chunk.
     - **others** - the column of each entry of a row, or the row of each entry of a column.
-    - **owners** - owner of each chunk, as its place in the block; past its end for no owner.
+    - **owners** - owner of each chunk, as its row in the sums of the block; the row after the last
+      is for padding.
     - **first** - first tile of each block, and the end.
     """
 

@@ -15,11 +15,17 @@ import jax.numpy as jnp
 
 from numpyro.distributions import biject_to
 
-from numpyro_spikeslab.algebra.changing_design import AnyDesign, ChangingDesign
 from numpyro_spikeslab.algebra.coefficients import Split, TaskStatistics, whitened
 from numpyro_spikeslab.algebra.families import Expectation, PairedMeanField
 from numpyro_spikeslab.algebra.observations import Grid
-from numpyro_spikeslab.algebra.pairs import Design, Prior, in_parts, predictor
+from numpyro_spikeslab.algebra.pairs import (
+    AnyDesign,
+    ChangingDesign,
+    Design,
+    Prior,
+    in_parts,
+    predictor,
+)
 from numpyro_spikeslab.algebra.task_sweeps import TaskSums, task_sweep
 from numpyro_spikeslab.fitting.function_sweeps import sweep, sweep_plain
 from numpyro_spikeslab.fitting.function_updates import white_factors

@@ -173,13 +173,13 @@ def update_with_scale(
     end, last = climb_coordinates(value, theta, search_step, t, current)
     step = jnp.where(search_step > 0, end.step, REST * step)
     weights = posterior.weights
-    loc, scale = (x.at[:, m].multiply(jnp.sqrt(end.t)) for x in (weights.loc, weights.scale))
+    loc, scale = (x.at[:, m].multiply(jnp.sqrt(end.scale)) for x in (weights.loc, weights.scale))
     weights, values = weights._replace(loc=loc, scale=scale), dict(posterior.values)
     if engine.profiled is not None:
         old = values[engine.profiled]
-        values[engine.profiled] = slab.scale_at(end.t).reshape(old.shape).astype(old.dtype)
+        values[engine.profiled] = slab.scale_at(end.scale).reshape(old.shape).astype(old.dtype)
     posterior = posterior._replace(weights=weights, values=values)
-    return condition(prior, posterior, terms.scaled(end.t), end.x, step, last)
+    return condition(prior, posterior, terms.scaled(end.scale), end.x, step, last)
 
 
 def reset_if_better(prior: FunctionPrior, posterior: Posterior, terms: Terms) -> Posterior:

@@ -134,7 +134,7 @@ def misfit(form: Form, blocks: Any) -> str:
         return "a guide with blocks, which share an effect among their columns themselves"
     if not form.is_design:
         return f"the weights {names} of features that tasks share, or of latent functions"
-    return "" if form.groups is None else f"weights among {names} that share spikes"
+    return "" if form.sets.alone.all() else f"weights among {names} that share spikes"
 
 
 def columns_of(pairs: Any, site: str | None) -> list[int]:

@@ -24,7 +24,7 @@ def candidates(proof: Proof, trace: dict[str, Any], joint: bool) -> list[Form]:
     """List the forms that the probe is to confirm, a plain design at last; with ``joint`` alone."""
     plain = proof.plain
     parts, pairs = proof.program.shapes.observed[plain.response], plain.pairs
-    alone = joint or plain.groups or plain.pairs[0].heredity or not plain.likelihood.is_closed
+    alone = joint or plain.sets.groups or not plain.likelihood.is_closed
     if alone or len(pairs) != 1 or len(pairs[0].shape) not in (1, 2):
         return [plain]
     form = _of_features(plain, proof, parts.value.shape)

@@ -13,7 +13,6 @@ import numpy as np
 
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.changing_design import AnyDesign, ChangingDesign
 from numpyro_spikeslab.algebra.coefficients import (
     Coefficients,
     NormalPrior,
@@ -25,7 +24,7 @@ from numpyro_spikeslab.algebra.coefficients import (
     times,
     whitened,
 )
-from numpyro_spikeslab.algebra.pairs import Design
+from numpyro_spikeslab.algebra.pairs import AnyDesign, ChangingDesign, Design
 from numpyro_spikeslab.algebra.task_sweeps import TaskSums
 from numpyro_spikeslab.reading.linear import Linear, Sites
 from numpyro_spikeslab.reading.model_run import Problem

@@ -3,6 +3,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from jaxtyping import Num
@@ -10,6 +11,7 @@ import numpy as np
 
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.partition import Partition, joined
 from numpyro_spikeslab.reading.roles import Role
 from numpyro_spikeslab.reading.sites import Pair
 
@@ -176,16 +178,10 @@ class Form:
             for pair, part in zip(self.pairs, jnp.split(flat, ends), strict=True)
         }
 
-    @property
-    def groups(self) -> tuple[int, ...] | None:
-        """The number of the spike of each coordinate, `None` if each has its own."""
-        if all(pair.groups is None for pair in self.pairs):
-            return None
-        spikes: list[int] = []
-        for pair in self.pairs:
-            first = max(spikes, default=-1) + 1
-            spikes += [first + k for k in pair.groups or range(pair.size)]
-        return tuple(spikes)
+    @cached_property
+    def sets(self) -> Partition:
+        """The coordinates that a draw visits in sets, see :attr:`Pair.sets`."""
+        return joined(tuple(pair.sets for pair in self.pairs))
 
     def join_spikes(self, values: dict[str, Any]) -> Num[Any, " P"]:
         spikes = {pair.name: pair.of_weights(values[pair.spike]) for pair in self.pairs}

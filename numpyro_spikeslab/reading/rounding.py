@@ -27,7 +27,8 @@ def sweeps_of(reading: Any) -> Sweeps:
     """
     form = reading.form
     is_double = jnp.result_type(float) == np.float64
-    if is_double or not form.is_design or form.groups is not None or not form.likelihood.is_fixed:
+    is_fixed = form.likelihood.is_fixed
+    if is_double or not form.is_design or not form.sets.alone.all() or not is_fixed:
         return Sweeps.AS_PROGRAM
     if not are_concrete((reading.problem.constants, reading.params)):
         return Sweeps.AS_REQUIRED

@@ -11,6 +11,9 @@ import jax.numpy as jnp
 
 import numpyro.distributions as dist
 
+from numpyro_spikeslab.algebra.heredity import AnyPrior, HereditaryPrior
+from numpyro_spikeslab.algebra.pairs import Prior
+from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.models.distributions import HereditarySpikes
 from numpyro_spikeslab.models.primitives import FUNCTIONS_MARK, GROUPS, MARK, Functions
 from numpyro_spikeslab.support.messages import bad
@@ -63,6 +66,21 @@ class Pair(NamedTuple):
         """The first weight of each group: it stands for the spike where weights are counted."""
         groups = np.arange(self.size) if self.groups is None else np.asarray(self.groups)
         return np.unique(groups, return_index=True)[1]
+
+    @property
+    def sets(self) -> Partition:
+        """The weights that a draw visits in sets: those that share a spike, and each one by itself
+        if spikes need others."""
+        if self.groups is None and self.heredity is None:
+            return Partition(self.size)
+        least = 2 if self.heredity is None else 1
+        return Partition.of_spikes(self.groups or range(self.size), least)
+
+    def prior(self, alone: Prior) -> AnyPrior:
+        """Return the prior of the weights, given that of each if its spike needs no other."""
+        if self.heredity is None:
+            return alone
+        return HereditaryPrior(*alone, self.heredity, self.firsts)
 
     def in_batch(self, shape: tuple[int, ...]) -> "Pair":
         """Return the weights with the number of tasks of this shape; columns stay as they are."""

@@ -181,7 +181,7 @@ class AdaptState(NamedTuple):
 
 def has_gaussian_steps(form: Form, moves: bool) -> bool:
     """Whether the pairs have a reversible draw under a Gaussian; one pair alone has none."""
-    return form.is_design and form.groups is None and moves and form.size > 1
+    return form.is_design and bool(form.sets.alone.all()) and moves and form.size > 1
 
 
 def predictor_of(now: Current, sites: dict[str, Any]) -> Float[Array, "..."]:
@@ -351,13 +351,12 @@ def metropolis(key: Array, start: Start) -> PairDraws:
     prior = Prior(jnp.concatenate([log_odds, ones * jnp.inf]), jnp.concatenate([variance, ones]))
     assert start.rows is not None
     rows = start.where_seen(jnp.concatenate([start.rows, covariates]))
-    spikes_of = [*(form.groups or range(form.size)), *range(form.size, len(rows))]
     state = PairState(
         jnp.concatenate([spikes, ones]).astype(int),
         jnp.concatenate([slabs, u]),
         jnp.ravel(start.f),
     )
-    sets = Partition.of_spikes(spikes_of)
+    sets = Partition(len(rows), groups=form.sets.groups)
     new, _ = metropolis_sweep(key, rows, start.flat_density, state, prior, sets)
     spikes, slabs = new.spikes[: form.size], new.slabs[: form.size]
     values = form.split_spikes(spikes) | form.split(slabs, "{}_slab")

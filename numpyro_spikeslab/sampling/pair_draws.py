@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
-import numpy as np
 
 import jax
 from jax import random
@@ -14,7 +13,6 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra import flips
 from numpyro_spikeslab.algebra.active_set import CollapsedRegression
 from numpyro_spikeslab.algebra.coefficients import split, whitened
-from numpyro_spikeslab.algebra.heredity import HereditaryPrior
 from numpyro_spikeslab.algebra.observations import Grid
 from numpyro_spikeslab.algebra.pairs import (
     MAX_ALL,
@@ -103,23 +101,16 @@ def gram_at(now: Current) -> Float[Array, "P P"]:
 
 def _draw_columns(
     key: Array, now: Current, moves: bool, single: bool, gram: Any, sweeps: flips.Sweeps
-) -> tuple[tuple[Array, Array, Array], DrawCoefficients]:
+) -> tuple[Draws, DrawCoefficients]:
     """Draw the pairs of a design with the kernel's coefficients integrated out.
 
     :return: spikes, slabs and inclusion probabilities; and the draw of the coefficients.
     """
     reading, at, current = now.reading, now.at, weights(*now.weights())[0]
-    design, groups, pair = reading.design, reading.form.groups, reading.form.pairs[0]
+    design, sets, key_part = reading.design, reading.form.sets, None
     if design is None:
         design = reading.design_at(now.values, at.relative[:, 0])
-    precision = 1 / at.sigma2[0]
-    prior: Any = Prior(*(x[0] for x in at.prior))
-    if pair.heredity is not None:
-        prior = HereditaryPrior(prior.log_odds, prior.variance, pair.heredity, pair.firsts)
-    key_part, alone = None, np.ones(current.size, bool)
-    if groups is not None:
-        alone = np.bincount(groups)[np.asarray(groups)] == 1
-    elif current.size > MAX_ALL and pair.heredity is None:
+    if not sets.stacks and current.size > MAX_ALL:
         key, key_part = random.split(key)
         # else XLA copies a design that is a constant into each branch of each choice
         design = jax.lax.optimization_barrier(design)
@@ -136,25 +127,17 @@ def _draw_columns(
             span = feature_rows(design, current.size)[:, at.Y.shape[0] :]
             gram = gram + span @ span.T
 
-    numbers = flips.Numbers.draw(key, current) if moves and alone.sum() > 1 else None
+    prior = reading.form.pairs[0].prior(Prior(*(x[0] for x in at.prior)))
+    numbers = flips.Numbers.draw(key, current) if moves and sets.alone.sum() > 1 else None
     noise = logistic_and_normal(key, current) if numbers is None else numbers.pairs
     spikes, slabs = (x[0] for x in now.weights())
-    drawn = spikes.astype(int), slabs, spikes
-    sets = Partition(current.size)
-    if groups is not None or pair.heredity is not None:
-        # what needs others is visited one after the other, too
-        sets = Partition.of_spikes(groups or range(current.size), 2 if pair.heredity is None else 1)
+    drawn = Draws(spikes.astype(int), slabs, spikes)
+    problem = CollapsedRegression(design, gram, target, 1 / at.sigma2[0], prior)
     if single:
         residual = target - predictor(design, current)
-        drawn = gibbs_sweep(sets, noise, design, residual, current, precision, prior)
+        drawn = gibbs_sweep(sets, noise, design, residual, current, problem.precision, prior)
     if numbers is not None:
-        problem = CollapsedRegression(design, gram, target, precision, prior)
-        if not alone.all():
-            # a weight that shares its spike stays: it is alone in its window
-            windows = jnp.where(alone, current.size, jnp.arange(current.size))
-            problem, numbers = problem._replace(windows=windows), numbers.flipping(alone)
-        new = sweep_some(key_part, sweeps, numbers, problem, drawn)
-        drawn = new[0], new[1], jnp.where(alone, new[2], drawn[2])
+        drawn = _moved((key_part, sets, sweeps), numbers, problem, drawn)
 
     def draw_coefficients(key, w):
         new: dict[str, Any] = {}
@@ -166,6 +149,26 @@ def _draw_columns(
         return new, jnp.sum(residual**2)[None]
 
     return drawn, draw_coefficients
+
+
+def _moved(
+    choices: tuple[Array | None, Partition, flips.Sweeps],
+    numbers: flips.Numbers,
+    problem: CollapsedRegression,
+    drawn: Draws,
+) -> Draws:
+    """Flip and swap the spikes that no other weight shares.
+
+    :param choices: a key for the choice of columns, `None` for all; the sets of weights; and the
+        precision of the moves.
+    """
+    key, sets, sweeps = choices
+    if not sets.alone.all():
+        # a weight that shares its spike stays: it is alone in its window
+        windows = jnp.where(sets.alone, sets.size, jnp.arange(sets.size))
+        problem, numbers = problem._replace(windows=windows), numbers.flipping(sets.alone)
+    spikes, slabs, probs = sweep_some(key, sweeps, numbers, problem, drawn)
+    return Draws(spikes, slabs, jnp.where(sets.alone, probs, drawn.probs))
 
 
 def _draw_table(key: Array, now: Current) -> tuple[Draws, DrawCoefficients]:

@@ -16,7 +16,6 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import pairs, task_sweeps
-from numpyro_spikeslab.algebra.changing_design import ChangingDesign
 from numpyro_spikeslab.algebra.families import Expectation, PairedMeanField
 from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.pattern_sweeps import gibbs_sweep
@@ -115,7 +114,7 @@ def test_a_design_is_whitened_and_split_in_the_sweep(precision, with_covariates)
     columns = np.vstack([whitened - basis.T @ inside, root @ inside])
     y = columns[:, 0] + rng.normal(size=len(columns))
     rows = pairs.in_parts(jnp.asarray(X.T), 3, 3)
-    design = ChangingDesign(rows, *(jnp.asarray(x, float) for x in (whitening, basis, root)))
+    design = pairs.ChangingDesign(rows, *(jnp.asarray(x, float) for x in (whitening, basis, root)))
     update, weight = updates("expectation", 7)
     arguments = jnp.asarray(y - columns @ w), jnp.asarray(w), PRECISION
     arguments = *arguments, pairs.Prior(*map(jnp.asarray, prior)), update
