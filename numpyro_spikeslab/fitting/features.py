@@ -28,7 +28,6 @@ from numpyro_spikeslab.fitting.posterior import (
     Posterior,
     Spec,
     moments_at,
-    problem_of,
     strong,
     view_at,
     with_roles,
@@ -105,7 +104,7 @@ class Columns(Features):
             return at, q, self._squares(spec, data, at, q, design)
         # coefficients are integrated out, then set given the weights
         sites = spec.form.coefficient_sites(q.slopes)
-        rows = dense_rows(problem_of(spec, data), q.values, sites)
+        rows = dense_rows(data.problem, q.values, sites)
         without = columns_without(rows, at, q.values, sites, design, self.split)
         weights, residual = q.weights.sweep(without.design, without.residual, *setting)
         values, residual = without.given(residual)
@@ -131,7 +130,7 @@ class Columns(Features):
 
     def _blocks(self, spec, data, q) -> Float[Array, "K B N"]:
         """The design before whitening."""
-        return blocks_at(problem_of(spec, data), q.values) if self.rows is None else self.rows
+        return blocks_at(data.problem, q.values) if self.rows is None else self.rows
 
     def _squares(self, spec, data, at, q, design) -> Float[Array, " Q"]:
         if isinstance(design, ChangingDesign):
@@ -146,7 +145,7 @@ class Columns(Features):
         if not q.slopes:
             return design
         sites = spec.form.coefficient_sites(q.slopes)
-        rows = whitened(dense_rows(problem_of(spec, data), q.values, sites), relative)
+        rows = whitened(dense_rows(data.problem, q.values, sites), relative)
         slopes = in_parts(joined(sites, q.slopes, 1)[0].T, *design.rows.shape[:2])
         return Design(design.rows + slopes @ rows, None)
 
@@ -194,7 +193,7 @@ def _whitened_data(at: View) -> Float[Array, " N"]:
 def _with_coefficients(spec, data, at, q, residual) -> Posterior:
     """Set coefficients that are one dense vector to their mode."""
     sites = spec.form.coefficient_sites(spec.form.coefficients)
-    rows = dense_rows(problem_of(spec, data), q.values, sites)
+    rows = dense_rows(data.problem, q.values, sites)
     new, _ = given_residual(rows, at, q.values, sites, residual)
     return q.moved(values=q.values | new)
 
@@ -336,7 +335,7 @@ def data_of(reading: Reading) -> Data:
     functions = reading.functions
     at, indices = with_shared_prior(reading)
     return Data(
-        constants=reading.problem.constants,
+        problem=reading.problem,
         indices=indices,
         transforms={name: biject_to(support) for name, support in reading.supports.items()},
         view=at,
@@ -349,7 +348,8 @@ def data_of(reading: Reading) -> Data:
 
 def _features_of(reading: Reading, at: View | None) -> Features:
     """Choose the class of the features; ``at`` is `None` if a free site can change the view."""
-    form, covariates, values = reading.form, reading.covariates, reading.features
+    form, values = reading.form, reading.features
+    covariates = reading.covariates if form.of_tasks else {}
     if form.kind == COLUMNS:
         rows = reading.rows if reading.design is None else None
         rows = None if rows is None else _blocks(reading.problem, reading.generic, rows)

@@ -16,7 +16,6 @@ from numpyro_spikeslab.reading.coefficient_rows import standardised
 from numpyro_spikeslab.reading.form import COLUMNS, Form
 from numpyro_spikeslab.reading.function_prior import FunctionPrior, Parameters
 from numpyro_spikeslab.reading.model_run import Problem
-from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.roles import Index, SlabRole, Tally
 from numpyro_spikeslab.reading.view import View, view
@@ -85,7 +84,7 @@ class Batches(NamedTuple):
 class Spec:
     """Static arguments of compiled code; hashable.
 
-    - **form**, **program**, **density** - of the model.
+    - **form** - of the model.
     - **parameters** - of the kernels of its latent functions.
     - **plain** - whether sweeps follow the paper's supplement.
     - **temperature** - maps a step to the temperature of the logits; `None` for 1.
@@ -94,8 +93,6 @@ class Spec:
     """
 
     form: Form
-    program: Program
-    density: Program | None
     parameters: Parameters | None
     plain: bool
     temperature: Callable[[Any], Any] | None
@@ -106,7 +103,7 @@ class Spec:
 class Data(NamedTuple):
     """Arrays that compiled code takes.
 
-    - **constants** - of the program.
+    - **problem** - the model with its data.
     - **indices** - which entry of each site with a role each weight or task takes.
     - **transforms** - onto the supports of the free sites.
     - **view** - the model, where no free site can change it.
@@ -115,7 +112,7 @@ class Data(NamedTuple):
     - **kernel**, **mean** - of latent functions.
     """
 
-    constants: tuple
+    problem: Problem
     indices: dict[str, Index]
     transforms: dict[str, Any]
     view: View | None
@@ -133,19 +130,12 @@ def spec_of(reading: Reading, plain: bool, temperature: Any) -> Spec:
     single = (role.site for role in roles if reading.indices[role.site].entries is None)
     return Spec(
         form=form,
-        program=reading.problem.program,
-        density=reading.problem.density,
         parameters=None if functions is None else functions.parameters,
         plain=plain,
         temperature=temperature,
         profiled=next(single, None),
         white=functions is not None and functions.is_white,
     )
-
-
-def problem_of(spec: Spec, data: Data) -> Problem:
-    """Make the problem that a reading and its data are."""
-    return Problem(spec.form, spec.program, data.constants, spec.density)
 
 
 def view_at(spec: Spec, data: Data, posterior: Posterior) -> View:
@@ -157,12 +147,12 @@ def view_at(spec: Spec, data: Data, posterior: Posterior) -> View:
     if not spec.form.likelihood.is_fixed:
         moments = posterior.moments or moments_at(spec, data, posterior)
     weights = _weights(spec, posterior)
-    return view(problem_of(spec, data), posterior.values, weights, data.layout, moments)
+    return view(data.problem, posterior.values, weights, data.layout, moments)
 
 
 def moments_at(spec: Spec, data: Data, posterior: Posterior) -> tuple[Any, Any]:
     """Compute mean and variance of the predictor at each observation."""
-    problem, values, weights = problem_of(spec, data), posterior.values, _weights(spec, posterior)
+    problem, values, weights = data.problem, posterior.values, _weights(spec, posterior)
     at = view(problem, values, weights, data.layout)
     mean, variance = map(problem.observed, data.features.moments(spec, data, at, posterior))
     return mean + problem.predictor(values, weights), variance

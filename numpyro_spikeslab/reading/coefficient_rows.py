@@ -66,9 +66,13 @@ def over_covariates(
     return jax.lax.map(one, jnp.arange(C))
 
 
-def shared_covariates(problem: Problem, values: dict[str, Any]) -> dict[str, Float[Array, "C N"]]:
-    """Return the covariates of the coefficients of tasks, 0 where no task has an observation."""
+def covariate_rows(problem: Problem, values: dict[str, Any]) -> dict[str, Float[Array, "C ..."]]:
+    """Return the rows of all coefficients by name; those that tasks share are 0 where no task has
+    an observation."""
     form = problem.form
+    if not form.of_tasks:
+        sites = form.coefficient_sites(form.coefficients)
+        return {each.site: dense_rows(problem, values, (each,)) for each in sites}
     tangent, shapes = affine_map(problem, values, form.of_tasks)
     rows = {
         each.site: over_covariates(form, tangent, each, shapes, lambda rows: rows[:, 0])

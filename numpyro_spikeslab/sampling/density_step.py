@@ -116,14 +116,12 @@ class AdaptState(NamedTuple):
 
         :raises ValueError: if the density is not finite there.
         """
-        if not are_concrete(self.log_density) or jnp.all(jnp.isfinite(self.log_density)):
-            return
-        raise bad(
-            f"{user}: the log density of {form.response!r} at the start",
-            self.log_density[~jnp.isfinite(self.log_density)].ravel()[0],
-            "a finite number",
-            "Scale the columns, or give a start near the data as `init_params`.",
-        )
+        starts = self.log_density
+        if are_concrete(starts) and not jnp.all(jnp.isfinite(starts)):
+            what = f"{user}: the log density of {form.response!r} at the start"
+            got, remedy = starts[~jnp.isfinite(starts)].ravel()[0], "Scale the columns, or give "
+            remedy += "a start near the data as `init_params`."
+            raise bad(what, got, "a finite number", remedy)
 
     @property
     def may_propose(self) -> Bool[Array, ""]:

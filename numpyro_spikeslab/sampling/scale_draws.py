@@ -26,8 +26,7 @@ class Current:
     - **own** - names of the sites that a kernel draws.
     - **observed** - the observations, and their location at weights of zero.
     - **at** - the view at these values and weights of zero.
-    - **covariates** - rows in the location of the coefficients that the kernel draws, if these are
-      one dense vector.
+    - **covariates** - rows in the location of the coefficients that the kernel draws, joined.
     """
 
     reading: Reading
@@ -44,7 +43,8 @@ class Current:
         observed, rest = observe(reading.problem, values)
         fields = observed.in_tasks(reading.form, reading.layout)
         at = View(**fields, **rest, layout=reading.layout)
-        return cls(reading, values, frozenset(z), observed, at, reading.dense_at(values, z))
+        covariates = reading.covariates_at(values, z)
+        return cls(reading, values, frozenset(z), observed, at, covariates)
 
     def with_stand_in(self, stand_in: StandIn) -> Any:
         """Return the model with a stand-in for the density of the observations."""
