@@ -100,9 +100,9 @@ class Reading:
             "call outside, or bind indices, entries and masks, `functools.partial(model, X)`."
         )
 
-    def view(self, values: dict[str, Any]) -> View:
+    def view(self, values: dict[str, Any], weights: Any = None) -> View:
         """Return the model at given values."""
-        return view(self.problem, values, None, self.layout)
+        return view(self.problem, values, weights, self.layout)
 
     @property
     def base(self) -> View | None:
