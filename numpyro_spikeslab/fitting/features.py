@@ -90,9 +90,9 @@ class Columns(Features):
     rows: Float[Array, "K B N"] | None
 
     def begin(self, spec: Spec, data: Data, q: Posterior) -> Posterior:
-        if not spec.form.likelihood.is_fixed:
-            return _with_moments(spec, data, q)
-        return q if data.view is None else _with_residual(spec, data, q)
+        if data.view is None and spec.form.likelihood.is_fixed:
+            return q
+        return _begun(spec, data, q)
 
     def sweep(self, spec: Spec, data: Data, at: View, q: Posterior, temperature: Any) -> Swept:
         design = self.design_at(spec, data, at, q)
@@ -176,14 +176,11 @@ class Columns(Features):
 
 
 @partial(jax.jit, static_argnums=0)
-def _with_residual(spec: Spec, data: Data, q: Posterior) -> Posterior:
+def _begun(spec: Spec, data: Data, q: Posterior) -> Posterior:
+    if not spec.form.likelihood.is_fixed:
+        return strong(q._replace(moments=moments_at(spec, data, q)))
     residual = data.features.whitened_residual(spec, data, view_at(spec, data, q), q)
     return strong(q._replace(residual=residual))
-
-
-@partial(jax.jit, static_argnums=0)
-def _with_moments(spec: Spec, data: Data, q: Posterior) -> Posterior:
-    return strong(q._replace(moments=moments_at(spec, data, q)))
 
 
 def _whitened_data(at: View) -> Float[Array, " N"]:

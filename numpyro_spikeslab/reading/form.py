@@ -47,8 +47,8 @@ def task_axis(
     site: dict[str, Any], slab: dict[str, Any], observed: Sequence[Any]
 ) -> tuple[int | None, bool]:
     """Return the negative axis of a site that is the tasks, the first axis of the slabs: the one in
-    their plate, if the observed sites stand in it, too, or the only one of their number. Also tell
-    whether the plate says so."""
+    their plate, if the observed sites stand in it, too, or else the only one of their number; and
+    whether it is in the plate."""
     slabs, shape = jnp.shape(slab["value"]), jnp.shape(site["value"])
     if len(slabs) != 2:
         return None, False

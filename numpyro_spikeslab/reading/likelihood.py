@@ -218,7 +218,7 @@ class AnyDensity:
         return fn.support(observed.value)
 
     def check_fit(self, problem: Any, values: dict[str, Any]) -> None:
-        """Refuse data that a fit says nothing of, at its start."""
+        """Refuse data of which no fit can be any good."""
 
     def at(self, problem: Any, values: dict[str, Any], observed: Observed, f: Any) -> Any:
         """Return the density at given values of the other sites.

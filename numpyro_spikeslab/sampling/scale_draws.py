@@ -51,6 +51,25 @@ class Current:
         fields = self.observed.in_tasks(self.reading.form, self.reading.layout, stand_in)
         return replace(self, at=self.at._replace(**fields))
 
+    def with_auxiliaries(self, key: Array) -> Any:
+        """Return the model with the stand-in that auxiliary variables, drawn here, are."""
+        if self.reading.form.likelihood.is_fixed:
+            return self
+        f = self.predictor()
+        return self.with_stand_in(self.likelihood(f).draw(key, f))
+
+    def predictor(self, sites: Any = None) -> Float[Array, "..."]:
+        """Compute the predictor at the current values, or at new ones of some sites."""
+        values = self.values | (sites or {})
+        spikes, slabs = self.weights(values)
+        w = self.reading.form.split(jnp.ravel(spikes * slabs), "{}")
+        return self.reading.problem.predictor(values, w)
+
+    def likelihood(self, f: Float[Array, "..."]) -> Any:
+        """Return the likelihood at the current values of all else than the predictor."""
+        reading = self.reading
+        return reading.form.likelihood.at(reading.problem, self.values, self.observed, f)
+
     def coefficients(
         self, values: dict[str, Any]
     ) -> tuple[Float[Array, "C N"], Float[Array, " C"], Callable[[Any], dict[str, Any]]]:
