@@ -103,7 +103,7 @@ def are_of_one(key, other):
 def test_auxiliary_variables_have_a_key_of_their_own(x64, monkeypatch):
     keys = {}
 
-    def auxiliaries(key, step):
+    def auxiliaries(step, key):
         keys["auxiliaries"] = key
         return step
 
@@ -111,7 +111,7 @@ def test_auxiliary_variables_have_a_key_of_their_own(x64, monkeypatch):
         keys["weights"] = key
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(latent_gibbs, "with_auxiliaries", auxiliaries)
+    monkeypatch.setattr(LatentStep, "with_auxiliaries", auxiliaries)
     monkeypatch.setattr(LatentStep, "draw_weights", weights)
     kernel, args = latent_gibbs.LatentGibbs(tasks(lambda f: dist.Bernoulli(logits=f))), (INPUTS,)
     args += ((TASKS > 0).astype(int),)

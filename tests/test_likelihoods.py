@@ -32,6 +32,7 @@ from numpyro.infer import MCMC
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.reading.likelihood import DensityAt
+from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.reader import Reader
 
 KEY = random.key(0)
@@ -299,3 +300,20 @@ def test_densities_count_observations_as_often_as_the_model(x64, name, make, cou
     expected = np.where(SEEN, count * CASES[name].log_density(y, f), 0)
     np.testing.assert_allclose(np.sum(got), np.sum(expected), rtol=1e-8)
     assert make is masked or np.allclose(got, expected, rtol=1e-8)
+
+
+def test_a_step_has_the_program_of_the_model_at_most_five_times(monkeypatch):
+    def model(X, y):
+        intercept = numpyro.sample("intercept", dist.Normal())
+        with numpyro.plate("feature", X.shape[1]):
+            w = nss.spike_slab("w", INCLUSION, SLAB)
+        with numpyro.plate("obs", len(X)):
+            numpyro.sample("y", dist.Bernoulli(logits=intercept + X @ w), obs=y)
+
+    args, kernel, part, runs = data_of(CASES["logit"]), nss.PairedGibbs(model), Program.part, []
+    state = kernel.init(KEY, LEARNT, None, args, {})
+    # computes what depends on data alone
+    jax.eval_shape(lambda state: kernel.sample(state, args, {}), state)
+    monkeypatch.setattr(Program, "part", lambda *x: runs.append(x) or part(*x))
+    jax.eval_shape(lambda state: kernel.sample(state, args, {}), state)
+    assert len(runs) <= 5

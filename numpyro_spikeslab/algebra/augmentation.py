@@ -58,7 +58,7 @@ class Augmentation(Protocol):
 
 
 class Logistic(NamedTuple):
-    r"""Log odds of y of ``total`` trials: :math:`e^{c + y f} / (1 + e^f)^b`.
+    r"""Log odds of y of ``total`` trials: :math:`e^{y f} / (1 + e^f)^b`, up to a constant.
 
     That is Bernoulli, where the total is the Python number 1, Binomial, and the negative Binomial
     distribution of y successes before r failures, with :math:`b = y + r`. Auxiliaries are
@@ -69,32 +69,34 @@ class Logistic(NamedTuple):
     :math:`\kappa \langle f \rangle - b \log(2 \cosh(c/2))`.
 
     - **y**, **total** - numbers :math:`0 \le y \le b`.
-    - **constant** - constant of the log density.
+    - **shift** - what is added to the predictor.
     """
 
     y: Float[Array, "*N"]
     total: Any
-    constant: Any = 0.0
+    shift: Any = 0.0
 
     def log_density(self, f: Float[Array, "*N"]) -> Float[Array, "*N"]:
-        failures = self.total - self.y
-        return self.constant - self.y * nn.softplus(-f) - failures * nn.softplus(f)
+        f, failures = f + self.shift, self.total - self.y
+        return -self.y * nn.softplus(-f) - failures * nn.softplus(f)
 
     def draw(self, key: Array, f: Float[Array, "*N"]) -> StandIn:
-        omega = polya_gamma.draw(key, self.total, f)
-        return self._stand_in(omega, self.constant - math.log(2) * self.total)
+        omega = polya_gamma.draw(key, self.total, f + self.shift)
+        return self._stand_in(omega, -math.log(2) * self.total)
 
     def expect(self, mean: Float[Array, "*N"], variance: Float[Array, "*N"]) -> StandIn:
-        half = 0.5 * jnp.sqrt(jnp.maximum(mean**2 + variance, jnp.finfo(mean.dtype).eps))
+        square = (mean + self.shift) ** 2 + variance
+        half = 0.5 * jnp.sqrt(jnp.maximum(square, jnp.finfo(mean.dtype).eps))
         # b E[PG(1, c)], and the log of its normaliser with the tilt
         omega = 0.25 * self.total * jnp.tanh(half) / half
         log_cosh = half + jnp.log1p(jnp.exp(-2 * half))
-        return self._stand_in(omega, self.constant - self.total * log_cosh + 2 * omega * half**2)
+        return self._stand_in(omega, 2 * omega * half**2 - self.total * log_cosh)
 
     def _stand_in(self, omega: Float[Array, "*N"], log_norm: Any) -> StandIn:
         # a precision that is not above rounding would make targets that are no numbers
         precision, kappa = jnp.maximum(omega, jnp.finfo(omega.dtype).eps), self.y - 0.5 * self.total
-        return StandIn(precision, kappa / precision, log_norm + 0.5 * kappa**2 / precision)
+        target = kappa / precision - self.shift
+        return StandIn(precision, target, log_norm + 0.5 * kappa**2 / precision)
 
 
 class Probit(NamedTuple):

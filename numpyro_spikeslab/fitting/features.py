@@ -90,9 +90,9 @@ class Columns(Features):
     rows: Float[Array, "K B N"] | None
 
     def begin(self, engine: Engine, q: Posterior) -> Posterior:
-        if not engine.form.likelihood.is_fixed:
-            return _with_moments(engine, q)
-        return q if engine.base is None else _with_residual(engine, q)
+        if engine.base is None and engine.form.likelihood.is_fixed:
+            return q
+        return _begun(engine, q)
 
     def sweep(self, engine: Engine, at: View, q: Posterior, temperature: Any) -> Swept:
         design = self.design_at(engine, at, q)
@@ -176,14 +176,11 @@ class Columns(Features):
 
 
 @jax.jit
-def _with_residual(engine: Engine, q: Posterior) -> Posterior:
+def _begun(engine: Engine, q: Posterior) -> Posterior:
+    if not engine.form.likelihood.is_fixed:
+        return strong(q._replace(moments=engine.moments(q)))
     residual = engine.features.whitened_residual(engine, engine.view(q), q)
     return strong(q._replace(residual=residual))
-
-
-@jax.jit
-def _with_moments(engine: Engine, q: Posterior) -> Posterior:
-    return strong(q._replace(moments=engine.moments(q)))
 
 
 def _whitened_data(at: View) -> Float[Array, " N"]:
@@ -353,7 +350,8 @@ def engine_of(reading: Reading, plain: bool, temperature: Any) -> Engine:
 
 def _features_of(reading: Reading, at: View | None) -> Features:
     """Choose the class of the features; ``at`` is `None` if a free site can change the view."""
-    form, covariates, values = reading.form, reading.covariates, reading.features
+    form, values = reading.form, reading.features
+    covariates = reading.covariates if form.of_tasks else {}
     if form.is_design:
         rows = reading.rows if reading.design is None else None
         rows = None if rows is None else _blocks(reading.problem, reading.generic, rows)

@@ -63,23 +63,12 @@ def find_slopes(
         site = trace[name]
         if not is_plain(site, (dist.Normal,)):
             continue
-        axis, own = _axis_of_tasks(site, pairs, trace[pairs[0].slab], sites)
+        axis, own = None, False
+        if len(pairs) == 1:
+            axis, own = task_axis(site, trace[pairs[0].slab], sites)
         size = pairs[0].shape[1] if own else sum(pair.size for pair in pairs)
         slopes[name] = Slopes((*jnp.shape(site["value"]), size), axis, own)
     return slopes if sum(prod(each.shape) for each in slopes.values()) <= MAX_SLOPES else {}
-
-
-def _axis_of_tasks(
-    site: dict[str, Any], pairs: tuple[Pair, ...], slab: dict[str, Any], responses: list[Any]
-) -> tuple[int | None, bool]:
-    """Find the axis of a site that is the tasks, and whether it is in their plate."""
-    if len(pairs) > 1 or len(pairs[0].shape) != 2:
-        return None, False
-    axis, shape = task_axis(site, slab, responses), jnp.shape(site["value"])
-    if axis is not None:
-        return axis, True
-    candidates = [k for k in range(-len(shape), 0) if shape[k] == pairs[0].shape[0]]
-    return candidates[0] if len(candidates) == 1 else None, False
 
 
 class Followed(dist.Delta):

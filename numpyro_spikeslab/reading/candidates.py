@@ -82,12 +82,7 @@ def _own_coefficients(
     if not constant or (len(movers) < len(names) and dense == names):
         return ()
     for name in movers:
-        shape = jnp.shape(trace[name]["value"])
-        axis = task_axis(trace[name], trace[pair.slab], [trace[form.response]])
-        fitting = [k for k in range(-len(shape), 0) if shape[k] == pair.shape[0]]
-        if axis is None and len(pair.shape) == 2 and len(fitting) == 1:
-            # no plate says so, but no other axis is as long
-            (axis,) = fitting
+        axis, _ = task_axis(trace[name], trace[pair.slab], [trace[form.response]])
         if axis is None:
             return ()
         sites.append(CoefficientSite(name, axis))

@@ -26,9 +26,19 @@ from numpyro_spikeslab.algebra.coefficients import (
 )
 from numpyro_spikeslab.algebra.pairs import AnyDesign, ChangingDesign, Design
 from numpyro_spikeslab.algebra.task_sweeps import TaskSums
-from numpyro_spikeslab.reading.linear import Linear, Sites
+from numpyro_spikeslab.reading.linear import Linear, Sites, shared_rows
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.view import View
+
+
+def covariate_rows(problem: Problem, values: dict[str, Any]) -> dict[str, Float[Array, "C ..."]]:
+    """Return the rows of all coefficients by name; those that tasks share are 0 where no task has
+    an observation."""
+    form = problem.form
+    if form.of_tasks:
+        return shared_rows(problem, values, form.of_tasks)
+    sites = form.coefficient_sites(form.coefficients)
+    return {each.site: dense_rows(problem, values, (each,)) for each in sites}
 
 
 def dense_rows(

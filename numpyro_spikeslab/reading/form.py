@@ -41,17 +41,22 @@ class CoefficientSite(NamedTuple):
         return jnp.moveaxis(x.reshape(len(x), *others, *behind), 0, self.axis - len(behind))
 
 
-def task_axis(site: dict[str, Any], slab: dict[str, Any], observed: Sequence[Any]) -> int | None:
-    """Return the negative axis of a site in the plate of the tasks, the first axis of the slabs, if
-    the observed sites stand in this plate, too."""
-    if jnp.ndim(slab["value"]) != 2:
-        return None
+def task_axis(
+    site: dict[str, Any], slab: dict[str, Any], observed: Sequence[Any]
+) -> tuple[int | None, bool]:
+    """Return the negative axis of a site that is the tasks, the first axis of the slabs: the one in
+    their plate, if the observed sites stand in it, too, or else the only one of their number; and
+    whether it is in the plate."""
+    slabs, shape = jnp.shape(slab["value"]), jnp.shape(site["value"])
+    if len(slabs) != 2:
+        return None, False
     tasks = {frame.name for frame in slab["cond_indep_stack"] if frame.dim == -2}
     dims = [frame.dim for frame in site["cond_indep_stack"] if frame.name in tasks]
     plates = [{frame.name for frame in other["cond_indep_stack"]} for other in observed]
-    if not dims or not all(tasks & names for names in plates):
-        return None
-    return int(dims[0]) - int(site["fn"].event_dim)
+    if dims and all(tasks & names for names in plates):
+        return int(dims[0]) - int(site["fn"].event_dim), True
+    fitting = [k for k in range(-len(shape), 0) if shape[k] == slabs[0]]
+    return (fitting[0] if len(fitting) == 1 else None), False
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,7 @@ class AnyDensity:
         return fn.support(observed.value)
 
     def check_fit(self, problem: Any, values: dict[str, Any]) -> None:
-        """Refuse data that a fit says nothing of, at its start."""
+        """Refuse data of which no fit can be any good."""
 
     def at(self, problem: Any, values: dict[str, Any], observed: Observed, f: Any) -> Any:
         """Return the density at given values of the other sites.
@@ -264,7 +264,6 @@ class Link(NamedTuple):
     - **mixture** - its augmentation, if each observation counts once.
     - **repeated** - its augmentation otherwise, with all counts of an observation at once; `None`
       if there is none.
-    - **shift** - what is added to the predictor before, given the distribution.
     """
 
     distribution: type
@@ -272,7 +271,6 @@ class Link(NamedTuple):
     function: Callable[[Any], Any]
     mixture: Counted
     repeated: Counted | None = None
-    shift: Callable[[Any], Any] = lambda fn: jnp.zeros(())
 
 
 def _trials(fn: Any, y: Any, count: Any) -> Augmentation:
@@ -280,7 +278,9 @@ def _trials(fn: Any, y: Any, count: Any) -> Augmentation:
 
 
 def _failures(fn: Any, y: Any, count: Any) -> Augmentation:
-    return Logistic(count * y, count * (y + fn.concentration))
+    # the predictor of others is the log of the mean, not log odds
+    shift = -jnp.log(fn.concentration) if isinstance(fn, dist.NegativeBinomial2) else 0.0
+    return Logistic(count * y, count * (y + fn.concentration), shift=shift)
 
 
 # the draws of a single trial are faster
@@ -294,11 +294,7 @@ LINKS = (
     Link(dist.BinomialProbs, "probs", nn.sigmoid, _trials, _trials),
     Link(dist.NegativeBinomialLogits, "logits", jnp.asarray, _failures, _failures),
     Link(dist.NegativeBinomialProbs, "probs", nn.sigmoid, _failures, _failures),
-    Link(
-        dist.NegativeBinomial2,
-        *("mean", jnp.exp, _failures, _failures),
-        lambda fn: -jnp.log(fn.concentration),
-    ),
+    Link(dist.NegativeBinomial2, "mean", jnp.exp, _failures, _failures),
     Link(dist.StudentT, "loc", jnp.asarray, lambda fn, y, count: StudentT(y, fn.df, fn.scale)),
     Link(dist.Laplace, "loc", jnp.asarray, lambda fn, y, count: Laplace(y, fn.scale)),
 )
@@ -345,23 +341,21 @@ class Mixture(AnyDensity):
         f = observed.seen(f)
         log_prob, fn = problem.given_predictor(values, f, lambda density: density)
         y = jnp.where(observed.count > 0, observed.value, 0)
-        count, shift = jnp.broadcast_to(observed.times, f.shape), self.link.shift(fn)
+        count = jnp.broadcast_to(observed.times, f.shape)
         make: Any = self.link.repeated if self.many else self.link.mixture
         mixture = make(fn, y, count)
-        constant = (observed.counted(log_prob) - mixture.log_density(f + shift)) / count
-        return MixtureAt(mixture, shift, constant, observed)
+        constant = (observed.counted(log_prob) - mixture.log_density(f)) / count
+        return MixtureAt(mixture, constant, observed)
 
 
 class MixtureAt(NamedTuple):
     """A mixture of Gaussians at given values of the other sites.
 
-    - **mixture** - in the predictor plus a shift, with all counts of an observation at once.
-    - **shift** - the shift.
+    - **mixture** - in the predictor, with all counts of an observation at once.
     - **constant** - log density of an observation less that of the mixture.
     """
 
     mixture: Any
-    shift: Any
     constant: Any
     observed: Observed
 
@@ -377,17 +371,16 @@ class MixtureAt(NamedTuple):
 
     def log_density(self, f: Float[Array, "..."]) -> Float[Array, "..."]:
         """Compute the log density up to a constant; unlike NumPyro's it has a slope at 0, too."""
-        return jnp.where(self.observed.count > 0, self.mixture.log_density(f + self.shift), 0)
+        return jnp.where(self.observed.count > 0, self.mixture.log_density(f), 0)
 
     def draw(self, key: Array, f: Float[Array, "..."]) -> StandIn:
         """Draw the auxiliary variables given the predictor."""
-        return self._of(self.mixture.draw(key, self.observed.seen(f) + self.shift))
+        return self._of(self.mixture.draw(key, self.observed.seen(f)))
 
     def expect(self, mean: Float[Array, "..."], variance: Float[Array, "..."]) -> StandIn:
         """Return the best stand-in if the predictor has this mean and variance."""
-        return self._of(self.mixture.expect(self.observed.seen(mean) + self.shift, variance))
+        return self._of(self.mixture.expect(self.observed.seen(mean), variance))
 
     def _of(self, stand_in: StandIn) -> StandIn:
         log_norm = stand_in.log_norm / self.observed.times + self.constant
-        target = stand_in.target - self.shift
-        return self.observed.for_one(StandIn(stand_in.precision, target, log_norm))
+        return self.observed.for_one(stand_in._replace(log_norm=log_norm))

@@ -22,6 +22,7 @@ from numpyro_spikeslab.models.distributions import GaussianFunctions
 from numpyro_spikeslab.reading.candidates import candidates, only_known, settle
 from numpyro_spikeslab.reading.checks import check_trace, check_verdict
 from numpyro_spikeslab.reading.coefficient_rows import (
+    covariate_rows,
     dense_rows,
     statistics_at,
 )
@@ -100,9 +101,9 @@ class Reading:
             "call outside, or bind indices, entries and masks, `functools.partial(model, X)`."
         )
 
-    def view(self, values: dict[str, Any]) -> View:
+    def view(self, values: dict[str, Any], weights: Any = None) -> View:
         """Return the model at given values."""
-        return view(self.problem, values, None, self.layout)
+        return view(self.problem, values, weights, self.layout)
 
     @property
     def base(self) -> View | None:
@@ -187,9 +188,10 @@ class Reading:
 
     @from_data
     def covariates(self) -> dict[str, Any]:
-        """Covariates that all tasks share, (C, N), by the names of the coefficients of tasks."""
-        sites = self.form.of_tasks
-        return _shared(self.problem, self.generic, sites) if sites else {}
+        """Rows of coefficients by their names, if they depend on data alone: (C, N) where all tasks
+        share them, else in all observations."""
+        constant = self.form.coefficients and self.form.constant_covariates
+        return _covariates(self.problem, self.generic) if constant else {}
 
     @from_data
     def task_statistics(self) -> TaskStatistics | None:
@@ -211,21 +213,14 @@ class Reading:
         draws of a step need more than single precision."""
         return sweeps_of(self)
 
-    @from_data
-    def dense(self) -> dict[str, Any]:
-        """Rows of coefficients that are one dense vector, by their names, if data alone tell."""
-        tells = self.form.constant_covariates and not self.form.of_tasks
-        return _dense(self.problem, self.generic) if tells and self.form.coefficients else {}
-
-    def dense_at(self, values: dict[str, Any], names: Collection[str]) -> Any:
-        """The joined rows of those coefficients at given values of the other sites."""
-        form = self.form
-        sites = () if form.of_tasks else form.coefficient_sites(names)
+    def covariates_at(self, values: dict[str, Any], names: Collection[str]) -> Any:
+        """The rows of some coefficients, joined, at given values of the other sites."""
+        sites = self.form.coefficient_sites(names)
         if not sites:
             return None
-        if not self.dense:
+        if not self.form.constant_covariates:
             return dense_rows(self.problem, values, sites)
-        return jnp.concatenate([self.dense[each.site] for each in sites])
+        return jnp.concatenate([self.covariates[each.site] for each in sites])
 
     def rows_at(self, values: dict[str, Any]) -> Float[Array, "P N"]:
         """The design before whitening at given values of the other sites."""
@@ -241,13 +236,8 @@ MAX_GRAM = 1024
 
 _view = jax.jit(view)
 _rows = jax.jit(lambda problem, values: Linear.of(problem, values).rows())
-_shared = jax.jit(shared_rows, static_argnums=2)
-
-
-@jax.jit
-def _dense(problem, values):
-    sites = problem.form.coefficient_sites(problem.form.coefficients)
-    return {each.site: dense_rows(problem, values, (each,)) for each in sites}
+_shared = jax.jit(shared_rows)
+_covariates = jax.jit(covariate_rows)
 
 
 @partial(jax.jit, static_argnums=2)

@@ -98,7 +98,7 @@ class AdaptState(NamedTuple):
 
         :raises ValueError: if weights that need others lack auxiliary variables.
         """
-        form, predictor, gram = now.reading.form, predictor_of(now, {}), None
+        form, predictor, gram = now.reading.form, now.predictor(), None
         if form.pairs[0].heredity is not None and not form.likelihood.is_closed:
             remedy = "Counts may be negative binomial."
             raise bad(f"{user}: heredity", "a likelihood such as Poisson's", "None", remedy)
@@ -116,14 +116,12 @@ class AdaptState(NamedTuple):
 
         :raises ValueError: if the density is not finite there.
         """
-        if not are_concrete(self.log_density) or jnp.all(jnp.isfinite(self.log_density)):
-            return
-        raise bad(
-            f"{user}: the log density of {form.response!r} at the start",
-            self.log_density[~jnp.isfinite(self.log_density)].ravel()[0],
-            "a finite number",
-            "Scale the columns, or give a start near the data as `init_params`.",
-        )
+        starts = self.log_density
+        if are_concrete(starts) and not jnp.all(jnp.isfinite(starts)):
+            what = f"{user}: the log density of {form.response!r} at the start"
+            got, remedy = starts[~jnp.isfinite(starts)].ravel()[0], "Scale the columns, or give "
+            remedy += "a start near the data as `init_params`."
+            raise bad(what, got, "a finite number", remedy)
 
     @property
     def may_propose(self) -> Bool[Array, ""]:
@@ -184,24 +182,6 @@ def has_gaussian_steps(form: Form, moves: bool) -> bool:
     return form.is_design and bool(form.sets.alone.all()) and moves and form.size > 1
 
 
-def predictor_of(now: Current, sites: dict[str, Any]) -> Float[Array, "..."]:
-    """Compute the predictor at new values of some sites."""
-    form = now.reading.form
-    spikes, slabs = now.weights(now.values | sites)
-    w = form.split(jnp.ravel(spikes * slabs), "{}")
-    return now.reading.problem.predictor(now.values | sites, w)
-
-
-def with_auxiliaries(key: Array, now: Any) -> Any:
-    """Return the model with the likelihood that auxiliary variables, drawn here, make Gaussian."""
-    likelihood = now.reading.form.likelihood
-    if likelihood.is_fixed:
-        return now
-    f = predictor_of(now, {})
-    mixture = likelihood.at(now.reading.problem, now.values, now.observed, f)
-    return now.with_stand_in(mixture.draw(key, f))
-
-
 class Start(NamedTuple):
     """The model at the start of a step.
 
@@ -219,9 +199,9 @@ class Start(NamedTuple):
     @classmethod
     def of(cls, now: Current) -> "Start":
         """Compute what the branches of a step share, for they may not store it."""
-        form, problem, f = now.reading.form, now.reading.problem, predictor_of(now, {})
-        rows = now.reading.rows_at(now.values) if form.is_design else None
-        return cls(now, rows, form.likelihood.at(problem, now.values, now.observed, f), f)
+        reading, f = now.reading, now.predictor()
+        rows = reading.rows_at(now.values) if reading.form.is_design else None
+        return cls(now, rows, now.likelihood(f), f)
 
     def flat_density(self, f: Float[Array, " N"]) -> Float[Array, " N"]:
         """Compute the log density of each observation, flattened."""
@@ -264,7 +244,7 @@ def draw_with_density(
         drawn = lax.cond(gaussian, proposed, local)
     else:
         drawn = local()
-    new_f = predictor_of(now, drawn.sites)
+    new_f = now.predictor(drawn.sites)
     log_ratio = jnp.where(gaussian, correction(density, learnt, f, new_f), 0)
     accepts = jnp.log(random.uniform(key_accept, minval=jnp.finfo(f.dtype).tiny)) < log_ratio
     accepts |= ~gaussian
@@ -319,7 +299,7 @@ def slice_all(
     now, rows = start.now, start.rows
     assert rows is not None
     (spikes,), (slabs,) = now.weights(sites)
-    variance, f = now.at.prior.variance[0], predictor_of(now, sites)
+    variance, f = now.at.prior.variance[0], now.predictor(sites)
     covariates, u, values_at = now.coefficients(now.values | sites)
     ones = jnp.ones_like(u)
 

@@ -15,7 +15,6 @@ from numpyro_spikeslab.models.primitives import weights
 from numpyro_spikeslab.reading.checks import check_updates
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.sites import find_function_sites, functions_of, is_latent
-from numpyro_spikeslab.sampling.density_step import with_auxiliaries
 from numpyro_spikeslab.sampling.function_sweep import draw_functions
 from numpyro_spikeslab.sampling.kernel import BlockKernel, start_inclusion
 from numpyro_spikeslab.sampling.latent_step import LatentStep, draw_rows, recruit
@@ -194,7 +193,7 @@ class LatentGibbs(BlockKernel):
         keys = random.split(state.rng_key, 6)
         rng_key, key_weights, key_recruit, key_functions, key_numbers, key_auxiliaries = keys
         # auxiliary variables are drawn afresh in each step, and not seen by other blocks
-        step = with_auxiliaries(key_auxiliaries, LatentStep.of(reading, values, state.z))
+        step = LatentStep.of(reading, values, state.z).with_auxiliaries(key_auxiliaries)
         (spikes, slabs), inclusion = step.weights(), state.inclusion_probabilities
         if step.owns_weights:
             spikes, slabs, inclusion = step.draw_weights(key_weights, (spikes, slabs))

@@ -194,8 +194,7 @@ def _draw_table(key: Array, now: Current) -> tuple[Draws, DrawCoefficients]:
             new, residual = given_residual(now.covariates, at, now.values, sites, residual, noise)
             return new, at.squares(residual)
         _, new = tasks.given(w, noise)
-        rows = jnp.concatenate([reading.covariates[each.site] for each in sites])
-        change = ((joined(sites, new) - value) @ rows).T
+        change = ((joined(sites, new) - value) @ now.covariates).T
         without = at._replace(Y=at.Y - change)
         return new, without.squares(without.residual(w, phi))
 

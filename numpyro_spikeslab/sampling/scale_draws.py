@@ -25,8 +25,7 @@ class Current:
     - **own** - names of the sites that a kernel draws.
     - **observed** - the observations, and their location at weights of zero.
     - **at** - the view at these values and weights of zero.
-    - **covariates** - rows in the location of the coefficients that the kernel draws, if these are
-      one dense vector.
+    - **covariates** - rows in the location of the coefficients that the kernel draws, joined.
     """
 
     reading: Reading
@@ -43,12 +42,32 @@ class Current:
         observed, rest = observe(reading.problem, values)
         fields = observed.in_tasks(reading.form, reading.layout)
         at = View(**fields, **rest, layout=reading.layout)
-        return cls(reading, values, frozenset(z), observed, at, reading.dense_at(values, z))
+        covariates = reading.covariates_at(values, z)
+        return cls(reading, values, frozenset(z), observed, at, covariates)
 
     def with_stand_in(self, stand_in: StandIn) -> Any:
         """Return the model with a stand-in for the density of the observations."""
         fields = self.observed.in_tasks(self.reading.form, self.reading.layout, stand_in)
         return replace(self, at=self.at._replace(**fields))
+
+    def with_auxiliaries(self, key: Array) -> Any:
+        """Return the model with the stand-in that auxiliary variables, drawn here, are."""
+        if self.reading.form.likelihood.is_fixed:
+            return self
+        f = self.predictor()
+        return self.with_stand_in(self.likelihood(f).draw(key, f))
+
+    def predictor(self, sites: Any = None) -> Float[Array, "..."]:
+        """Compute the predictor at the current values, or at new ones of some sites."""
+        values = self.values | (sites or {})
+        spikes, slabs = self.weights(values)
+        w = self.reading.form.split(jnp.ravel(spikes * slabs), "{}")
+        return self.reading.problem.predictor(values, w)
+
+    def likelihood(self, f: Float[Array, "..."]) -> Any:
+        """Return the likelihood at the current values of all else than the predictor."""
+        reading = self.reading
+        return reading.form.likelihood.at(reading.problem, self.values, self.observed, f)
 
     def coefficients(
         self, values: dict[str, Any]

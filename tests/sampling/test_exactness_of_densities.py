@@ -20,7 +20,6 @@ import numpyro.distributions as dist
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.pair_metropolis import LearntMoments
-from numpyro_spikeslab.sampling.density_step import predictor_of
 from numpyro_spikeslab.sampling.pair_draws import draw_pairs, gram_at
 from numpyro_spikeslab.sampling.scale_draws import Current
 
@@ -171,9 +170,8 @@ class Stale(nss.PairedGibbs):
         return StaleState(z, rng_key, self._auxiliaries(key, Current.of(reading, values, z)))
 
     def _auxiliaries(self, key, now):
-        f, reading = predictor_of(now, {}), now.reading
-        mixture = reading.form.likelihood.at(reading.problem, now.values, now.observed, f)
-        return mixture.draw(key, f)
+        f = now.predictor()
+        return now.likelihood(f).draw(key, f)
 
 
 def test_auxiliaries_that_outlive_a_draw_of_the_dispersion_are_noticed(x64):
