@@ -50,6 +50,9 @@ MAX_R_HAT, MIN_ESS = 1.01, 400
 SHORT = 300_000
 """Steps of all chains times columns, up to which they take less time than XLA's optimisations."""
 
+UNCERTAIN = "slab_scale", "inclusion"
+"""Sites whose draws need not agree, for data say little of them."""
+
 UNDECIDED = 0.01
 """Inclusion probability below which a weight is out."""
 
@@ -310,7 +313,7 @@ def agree(rounds: list[dict[str, Any]]) -> bool:
     # of many columns few are ever included, so only these are copied
     mean = np.mean([x[PROBABILITIES].mean(axis=(0, 1)) for x in rounds], axis=0)
     included = mean > UNDECIDED
-    names = {"sigma", "dof", "concentration", "intercept"} & rounds[0].keys()
+    names = [name for name, x in rounds[0].items() if x.ndim == 2 and name not in UNCERTAIN]
     sites = [[x["w"][..., included], *(x[name][..., None] for name in names)] for x in rounds]
     draws = np.concatenate([np.concatenate(x, axis=-1) for x in sites], axis=1)
     data = xr.Dataset({"x": (["chain", "draw", "site"], draws)})
