@@ -15,7 +15,7 @@ from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.tables.checks import checked_inputs
 from numpyro_spikeslab.tables.columns import checked_columns
 from numpyro_spikeslab.tables.formula import Given, formula_table
-from numpyro_spikeslab.tables.units import standardised
+from numpyro_spikeslab.tables.units import standardise
 
 pytestmark = pytest.mark.filterwarnings("error", "ignore:sparse_regression. chains disagree")
 
@@ -100,7 +100,7 @@ def test_chains_agree_with_sums_over_models():
 def arguments_of_model(X, y, likelihood="normal", weights=None, offset=None, totals=None):
     kind, of_rows = response_kind(likelihood), dict(weights=weights, offset=offset, totals=totals)
     table, rows, _ = checked_inputs(Given(X, y, None, (), None), kind, of_rows)
-    return standardised(table, rows, np.zeros(X.shape[1], bool), kind)
+    return standardise(table, rows, np.zeros(X.shape[1], bool), kind)
 
 
 def test_counted_rows_are_repeated_rows():

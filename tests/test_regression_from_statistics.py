@@ -117,7 +117,9 @@ def test_warnings_are_as_rare_as_promised():
     for number in range(300):
         X = correlated(rng, 100)
         given = z_scores(X, (number % 2) * X[:, 3] + rng.normal(size=100))
-        false += statistics.misfits(*np.linalg.eigh(given["R"]), given["z"].to_numpy()).size > 0
+        false += (
+            statistics.find_misfits(*np.linalg.eigh(given["R"]), given["z"].to_numpy()).size > 0
+        )
     assert false <= 9
 
 

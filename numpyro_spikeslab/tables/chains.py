@@ -175,6 +175,7 @@ def _begin(
         # spikes of a guide are independent, so under heredity this is a start and no more
         size = max(NUM_FIT_DRAWS, num_chains)
         fitted = _fit((key_fit, key_draws), model._replace(heredity=None), table, size)
+        # all but the weights, which are products of slabs and spikes
         starts = {k: x[:num_chains] for k, x in fitted.draws.items() if k != "w"}
     else:
         spikes = jnp.zeros(model.num_spikes(len(table.columns)), int)
@@ -225,7 +226,7 @@ def _steps(
 ) -> tuple[Any, dict[str, Any]]:
     """Make at most a round of steps of a chain.
 
-    :param num_warmup: only where NUTS needs it, since for another the program is another.
+    :param num_warmup: `None` without NUTS; it is static, so each value compiles a program.
     :return: the new state, and the draws of a whole round, zero after the last step.
     """
     arguments = (table.columns,), table.data

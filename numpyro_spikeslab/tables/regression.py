@@ -23,7 +23,7 @@ from numpyro_spikeslab.tables.chains import Run, TableModel, fit_and_chains
 from numpyro_spikeslab.tables.checks import checked_inputs
 from numpyro_spikeslab.tables.columns import TableColumns, checked_columns
 from numpyro_spikeslab.tables.formula import formula_table
-from numpyro_spikeslab.tables.units import Units, in_units, standardised
+from numpyro_spikeslab.tables.units import Units, convert_to_units, standardise
 
 MAX_DIFFERENCE = 0.2
 """Difference of inclusion probabilities of fit and chains above which the fit is flagged."""
@@ -173,7 +173,7 @@ def sparse_regression(
     table, rows, new = checked_inputs(given, kind, of_rows)
     columns = checked_columns(table["feature"].to_index(), given.always, given.groups, inclusion)
     model = TableModel(kind, columns.groups, columns.heredity(heredity, given.parents))
-    units, arguments = standardised(table, rows, columns.always, kind)
+    units, arguments = standardise(table, rows, columns.always, kind)
     problem = Problem(model, arguments, columns, units, expected_size, table.values)
     tree, rng = analyse(run, problem)
     constants = {k: ("row", getattr(rows, k)) for k, x in of_rows.items() if x is not None}
@@ -210,16 +210,16 @@ def analyse(run: Run, problem: Problem) -> tuple[xr.DataTree, np.random.Generato
     prior = columns.prior(varies.values, units.num_rows, expected_size)
     seed, fitted, draws = fit_and_chains(run, model, data, prior.arguments)
     rng = np.random.default_rng(seed)
-    tree = in_units(draws, units, columns, rng)
+    tree = convert_to_units(draws, units, columns, rng)
     if fitted is not None:
-        tree["cavi"] = in_units(fitted, units, columns, rng)
+        tree["cavi"] = convert_to_units(fitted, units, columns, rng)
     known = {} if model.heredity else {f"{PRIOR}.w": varies.copy(data=prior.inclusion)}
     tree["constant_data"] = xr.Dataset(known)
-    tree["summary"] = summarised(tree, table, varies, prior.expected_size)
+    tree["summary"] = summarise(tree, table, varies, prior.expected_size)
     return tree, rng
 
 
-def summarised(
+def summarise(
     tree: xr.DataTree, table: np.ndarray, varies: xr.DataArray, expected_size: float
 ) -> xr.Dataset:
     """Make a row for each column: its weight, its inclusion by chains and fit, its credible set.

@@ -143,7 +143,7 @@ def of_products(XtX: Any, Xty: Any, yty: Any, n: int) -> Statistics:
     r = columns.aligned("Xty", Xty, may_be_one=False) / norms / np.sqrt(squares)
     x = of_columns(columns.names.tolist(), sd=norms / n**0.5, varies=used)
     units = Units(x, 0.0, float(squares / n) ** 0.5, 1.0, n)
-    parts = decomposed("XtX", products / norms / norms[:, None])
+    parts = decompose("XtX", products / norms / norms[:, None])
     return Statistics(*parts, r, units, "Subtract the means of X and y before you multiply.")
 
 
@@ -154,9 +154,9 @@ def of_z_scores(z: Any, R: Any, n: int) -> Statistics:
     if (error := abs(matrix.diagonal() - 1).max()) > ROUNDED:
         remedy = "Divide by the standard deviations of the columns, as np.corrcoef does."
         raise bad("R", f"a diagonal that differs from 1 by {error:.2g}", "correlations", remedy)
-    parts = decomposed("R", matrix)
+    parts = decompose("R", matrix)
     r = scores / np.sqrt(scores**2 + n - 2)
-    if wrong := columns.names[misfits(*parts, r * n**0.5)].tolist():
+    if wrong := columns.names[find_misfits(*parts, r * n**0.5)].tolist():
         message = (
             "sparse_regression_from_statistics: `z` and `R` do not fit for these columns, the "
             f"worst first: {wrong!s:.200}. The other columns predict the other sign. Exchange the "
@@ -187,7 +187,7 @@ def checked_matrix(argument: str, values: Any) -> tuple[Float[np.ndarray, "P P"]
     return matrix, columns._replace(labels=labels)
 
 
-def decomposed(
+def decompose(
     argument: str, R: Float[np.ndarray, "P P"]
 ) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, "P P"]]:
     """Return eigenvalues and vectors of a matrix of correlations."""
@@ -233,7 +233,7 @@ def pseudo_rows(
     return rescale * (basis @ (roots[:, None] * vectors.T)), rescale * y, count
 
 
-def misfits(
+def find_misfits(
     eigenvalues: Float[np.ndarray, " P"],
     vectors: Float[np.ndarray, "P P"],
     z: Float[np.ndarray, " P"],

@@ -35,7 +35,7 @@ def of_columns(names: Any, **values: Any) -> xr.Dataset:
     return xr.Dataset({name: ("feature", x) for name, x in values.items()}, {"feature": names})
 
 
-def standardised(
+def standardise(
     table: xr.DataArray, rows: Rows, always: Bool[np.ndarray, " P"], kind: ResponseKind
 ) -> tuple[Units, dict[str, Any]]:
     """Compute arguments of :func:`~numpyro_spikeslab.models.sparse_regression` by name: columns of
@@ -83,7 +83,7 @@ def contrasts(
     return (values[1:] - above) * np.sqrt(weights[1:] * total[:-1] / total[1:])
 
 
-def in_units(
+def convert_to_units(
     tree: xr.DataTree, units: Units, columns: TableColumns, rng: np.random.Generator
 ) -> xr.DataTree:
     """Convert draws to the units of the table and the response, and draw an intercept."""
