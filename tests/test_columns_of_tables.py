@@ -13,10 +13,10 @@ from jax import random
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.models.responses import response_kind
 from numpyro_spikeslab.reporting.arviz_data import posterior
-from numpyro_spikeslab.tables.checks import checked_rows, checked_table
+from numpyro_spikeslab.tables.checks import checked_inputs
 from numpyro_spikeslab.tables.columns import checked_columns
 from numpyro_spikeslab.tables.formula import Given, formula_table
-from numpyro_spikeslab.tables.units import standardised
+from numpyro_spikeslab.tables.units import standardise
 
 pytestmark = pytest.mark.filterwarnings("error", "ignore:sparse_regression. chains disagree")
 
@@ -98,9 +98,9 @@ def test_chains_agree_with_sums_over_models():
 
 
 def arguments_of_model(X, y, likelihood="normal", weights=None, offset=None, totals=None):
-    kind, given, table = response_kind(likelihood), Given(X, y, None, (), None), checked_table(X)
-    rows = checked_rows(given, table, kind, weights, offset, totals)
-    return standardised(table, rows, np.zeros(X.shape[1], bool), kind)
+    kind, of_rows = response_kind(likelihood), dict(weights=weights, offset=offset, totals=totals)
+    table, rows, _ = checked_inputs(Given(X, y, None, (), None), kind, of_rows)
+    return standardise(table, rows, np.zeros(X.shape[1], bool), kind)
 
 
 def test_counted_rows_are_repeated_rows():

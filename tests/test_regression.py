@@ -185,7 +185,7 @@ def test_chains_that_disagree_are_named(tree):
     apart["posterior"]["w"][0, :, 3] += 1e5
     message = r"chains disagree after \d+ draws: r_hat of weight is .* Raise num_samples"
     with pytest.warns(UserWarning, match=message):
-        regression.summarised(apart, table()[0].to_numpy(), used, 1.0)
+        regression.summarise(apart, table()[0].to_numpy(), used, 1.0)
 
 
 def test_most_columns_may_be_expected():
@@ -205,10 +205,10 @@ def test_an_empty_fit_beside_chains_with_columns_is_told(tree, column):
         probs[:] = xr.where(used["feature"] == column, probability, 0.0)
     message = "the fit includes no column, and the chains include 1. Report the chains"
     with pytest.warns(UserWarning, match=message):
-        regression.summarised(empty, table()[0].to_numpy(), used, 1.0)
+        regression.summarise(empty, table()[0].to_numpy(), used, 1.0)
     # a column that is always in is no finding
     empty["constant_data"]["prior_inclusion.w"].loc[{"feature": column}] = 1.0
-    regression.summarised(empty, table()[0].to_numpy(), used, 1.0)
+    regression.summarise(empty, table()[0].to_numpy(), used, 1.0)
 
 
 @pytest.mark.exhaustive

@@ -117,7 +117,9 @@ def test_warnings_are_as_rare_as_promised():
     for number in range(300):
         X = correlated(rng, 100)
         given = z_scores(X, (number % 2) * X[:, 3] + rng.normal(size=100))
-        false += statistics.misfits(*np.linalg.eigh(given["R"]), given["z"].to_numpy()).size > 0
+        false += (
+            statistics.find_misfits(*np.linalg.eigh(given["R"]), given["z"].to_numpy()).size > 0
+        )
     assert false <= 9
 
 
@@ -139,7 +141,7 @@ REFUSED = {
     "both": (GOOD | SCORES, "XtX, Xty, yty, z, R: got"),
     "few rows": (GOOD | {"n": 2}, "n: got 2, expected a whole number, at least 3"),
     "no matrix": (GOOD | {"XtX": np.ones((4, 3))}, r"XtX: got the shape \(4, 3\)"),
-    "other order": (GOOD | {"XtX": GOOD["XtX"][::-1]}, r"XtX: got the rows .*XtX.loc"),
+    "other order": (GOOD | {"XtX": GOOD["XtX"][::-1]}, r"XtX: got the labels .*XtX.loc"),
     "length": (GOOD | {"Xty": GOOD["Xty"][:3]}, r"Xty: got the shape \(3,\), expected \(5,\)"),
     "labels": (GOOD | {"Xty": GOOD["Xty"][::-1]}, "Xty: got the labels"),
     "negative": (GOOD | {"yty": -1.0}, "yty: got -1.0"),

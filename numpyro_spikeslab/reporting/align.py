@@ -51,14 +51,14 @@ class Places(NamedTuple):
     sign: Int[np.ndarray, "S M"]
 
 
-def match(draws: Factors, reference: Factors, in_place: bool = False) -> Places:
+def match(draws: Factors, reference: Factors, keep_order: bool = False) -> Places:
     """Match the products ``w_m phi_m^T`` of each draw to a reference, by least squares.
 
     Functions without weights match all places equally well: they keep their order and signs.
     """
     W, phi = reference.W[0], reference.phi[0]
     products = (draws.W @ W.T) * (draws.phi @ phi.T)  # of function m with the place k, (S, M, K)
-    if in_place:
+    if keep_order:
         products = np.broadcast_to(np.eye(len(W)), products.shape)
     order = np.stack([linear_sum_assignment(x.T, maximize=True)[1] for x in products])
     is_used = np.take_along_axis(draws.W.any(axis=2), order, axis=1)
@@ -75,7 +75,7 @@ def cosine(x: Float[np.ndarray, "S M D"], y: Float[np.ndarray, "M D"]) -> Float[
     return np.einsum("smd,md->sm", x, y) / np.where(lengths > 0, lengths, 1)
 
 
-def centre(draws: Factors, in_place: bool = False) -> Factors:
+def centre(draws: Factors, keep_order: bool = False) -> Factors:
     """Compute a reference for all draws: their mean after matching, twice."""
     # first the draw whose fit is nearest to the mean fit
     mean = np.tensordot(draws.W, draws.phi, axes=([0, 1], [0, 1])) / len(draws.W)
@@ -84,14 +84,14 @@ def centre(draws: Factors, in_place: bool = False) -> Factors:
     first = np.argmin(squares - 2 * products)
     reference = Factors(*(x[first][None] for x in draws))
     for _ in range(2):
-        reference = draws.moved(match(draws, reference, in_place)).mean()
+        reference = draws.moved(match(draws, reference, keep_order)).mean()
     return reference
 
 
-def strongest_first(reference: Factors, in_place: bool = False) -> Factors:
+def strongest_first(reference: Factors, keep_order: bool = False) -> Factors:
     """Sort functions by strength, and make their largest weights positive."""
     strength = np.linalg.norm(reference.W, axis=2)
-    order = np.argsort(np.zeros_like(strength) if in_place else -strength, axis=1, kind="stable")
+    order = np.argsort(np.zeros_like(strength) if keep_order else -strength, axis=1, kind="stable")
     largest = np.argmax(np.abs(reference.W), axis=2, keepdims=True)
     negative = np.take_along_axis(reference.W, largest, axis=2)[..., 0] < 0
     sign = np.where(np.take_along_axis(negative, order, axis=1), -1, 1)
@@ -144,10 +144,10 @@ def align(
     [[-2.0, 3.0], [-2.0, 3.0]]
     """
     draws = posterior(data)
-    in_place = has_numbered_kernels(draws, functions)
+    keep_order = has_numbered_kernels(draws, functions)
     factors = factors_of(draws, weights, functions)
     if reference is None:
-        target = strongest_first(centre(factors, in_place), in_place)
+        target = strongest_first(centre(factors, keep_order), keep_order)
     else:
         target = as_one_draw(reference, draws, weights, functions)
     plate = arviz_data.function_plate(draws, weights, functions)
@@ -155,7 +155,7 @@ def align(
     shape = prod(sizes.values()) // sizes[plate], sizes[plate]
     order, sign = (
         xr.DataArray(np.broadcast_to(each, shape).reshape(list(sizes.values())), dims=list(sizes))
-        for each in match(factors, target, in_place)
+        for each in match(factors, target, keep_order)
     )
     flipped = {weights, f"{weights}_slab", functions, f"{functions}_new"}
     groups = data.to_dict()
@@ -210,7 +210,7 @@ def as_one_draw(
 def with_plates_of(weight: xr.DataArray, group: xr.Dataset) -> xr.Dataset:
     """Give inclusion probabilities the plates of their weight, whose names a sampler lacks."""
     probs = {
-        name: arviz_data.matched("data", values, weight)
+        name: arviz_data.align_to("data", values, weight)
         for name, values in group.data_vars.items()
         if arviz_data.are_inclusion_probabilities(name, str(weight.name))
     }

@@ -117,14 +117,14 @@ def spike_draws(data: xr.DataTree, name: str) -> xr.DataArray:
     draws = posterior(data)
     if is_grouped(draws, name):
         return (draws[name] != 0).astype(float)
-    return matched("data", draws[f"{name}_spike"], draws[name])
+    return align_to("data", draws[f"{name}_spike"], draws[name])
 
 
 def inclusion_draws(data: xr.DataTree, name: str) -> xr.DataArray:
     """Return draws with the mean of the indicator, Rao-Blackwellised if they are stored."""
     for key, values in sample_stats(data).items():
         if are_inclusion_probabilities(key, name):
-            return matched("data", values, posterior(data)[name])
+            return align_to("data", values, posterior(data)[name])
     return spike_draws(data, name)
 
 
@@ -152,8 +152,8 @@ def prior_inclusion(data: xr.DataTree, prior: Any, like: xr.DataArray) -> xr.Dat
     if prior is None:
         constants = data.children.get("constant_data", xr.DataTree()).to_dataset()
         stored = constants.get(f"{PRIOR}.{like.name}")
-        return None if stored is None else matched("data", stored, like)
-    prior = matched(PRIOR, xr.full_like(like, prior) if np.ndim(prior) == 0 else prior, like)
+        return None if stored is None else align_to("data", stored, like)
+    prior = align_to(PRIOR, xr.full_like(like, prior) if np.ndim(prior) == 0 else prior, like)
     if not ((prior > 0) & (prior < 1)).all():
         raise bad(PRIOR, f"{prior.values!s:.200}", "probabilities in (0, 1)")
     return prior
@@ -237,10 +237,10 @@ def values_by_name(
     if missing:
         got, expected = f"values of {sorted(map(str, reference))}", f"`{missing[0]}` among them"
         raise bad("reference", got, expected)
-    return {name: matched("reference", reference[name], like[name]) for name in names}
+    return {name: align_to("reference", reference[name], like[name]) for name in names}
 
 
-def matched(what: str, values: Any, like: xr.DataArray) -> xr.DataArray:
+def align_to(what: str, values: Any, like: xr.DataArray) -> xr.DataArray:
     """Return values as floats with the dimensions, labels and order of another array.
 
     Dimensions of the same name are matched by their labels, others by their place. An axis numbered
@@ -251,7 +251,7 @@ def matched(what: str, values: Any, like: xr.DataArray) -> xr.DataArray:
         axes = dict(zip(like.dims, values.axes, strict=True))
         values = xr.DataArray(values.to_numpy(), axes, like.dims)
     if isinstance(values, xr.DataArray):
-        values = ordered(what, values, like)
+        values = reorder_like(what, values, like)
     if np.shape(values) != like.shape:
         raise bad(
             what,
@@ -262,7 +262,7 @@ def matched(what: str, values: Any, like: xr.DataArray) -> xr.DataArray:
     return like.copy(data=np.asarray(values, float))
 
 
-def ordered(what: str, values: xr.DataArray, like: xr.DataArray) -> xr.DataArray:
+def reorder_like(what: str, values: xr.DataArray, like: xr.DataArray) -> xr.DataArray:
     """Put dimensions and labels of an array into the order of another."""
     values = values.transpose(*(dim for dim in like.dims if dim in values.dims), ...)
     for dim, other in zip(values.dims, like.dims, strict=False):

@@ -114,7 +114,7 @@ def columns_of(X: Any, spikes: xr.DataArray) -> tuple[np.ndarray, list]:
     if not isinstance(X, pd.DataFrame):
         return table, labels.tolist()
     columns = xr.DataArray(table.T, {plate: X.columns}, [plate, "row"])
-    values = arviz_data.ordered("X", columns, spikes[0]).values.T
+    values = arviz_data.reorder_like("X", columns, spikes[0]).values.T
     is_labelled = not arviz_data.is_numbered(labels) or set(X.columns) == set(labels)
     return values, (labels if is_labelled else X.columns).tolist()
 

@@ -76,7 +76,7 @@ def plot_fit(
     like = xr.DataArray(np.zeros((len(x_new), len(names))), values.coords, values.dims, "fit")
     in_data = values.notnull()
     if observed is not None:
-        in_data &= arviz_data.matched("observed", observed, values) > 0
+        in_data &= arviz_data.align_to("observed", observed, values) > 0
     fits = {name: fit_of(fit, name, var_name, like) for name, fit in methods.items()}
     picture = curves(x_new, fits, "fit", "task", chosen, 3)
     for task in chosen:
@@ -124,7 +124,7 @@ def fit_of(fit: Any, method: str, var_name: str, like: xr.DataArray) -> list[xr.
         draws = draws.rename(dict(zip(plates(draws), ("point", "task"), strict=False)))
         parts = arviz_data.mean_and_interval(draws)
     what = f"data, the fit {method!r} at the inputs X or X_new"
-    return [arviz_data.matched(what, part, like) for part in parts]
+    return [arviz_data.align_to(what, part, like) for part in parts]
 
 
 def plot_latent_functions(

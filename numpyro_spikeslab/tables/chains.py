@@ -50,6 +50,9 @@ MAX_R_HAT, MIN_ESS = 1.01, 400
 SHORT = 300_000
 """Steps of all chains times columns, up to which they take less time than XLA's optimisations."""
 
+UNCERTAIN = "slab_scale", "inclusion"
+"""Sites whose draws need not agree, for data say little of them."""
+
 UNDECIDED = 0.01
 """Inclusion probability below which a weight is out."""
 
@@ -172,6 +175,7 @@ def _begin(
         # spikes of a guide are independent, so under heredity this is a start and no more
         size = max(NUM_FIT_DRAWS, num_chains)
         fitted = _fit((key_fit, key_draws), model._replace(heredity=None), table, size)
+        # all but the weights, which are products of slabs and spikes
         starts = {k: x[:num_chains] for k, x in fitted.draws.items() if k != "w"}
     else:
         spikes = jnp.zeros(model.num_spikes(len(table.columns)), int)
@@ -222,7 +226,7 @@ def _steps(
 ) -> tuple[Any, dict[str, Any]]:
     """Make at most a round of steps of a chain.
 
-    :param num_warmup: only where NUTS needs it, since for another the program is another.
+    :param num_warmup: `None` without NUTS; it is static, so each value compiles a program.
     :return: the new state, and the draws of a whole round, zero after the last step.
     """
     arguments = (table.columns,), table.data
@@ -310,7 +314,7 @@ def agree(rounds: list[dict[str, Any]]) -> bool:
     # of many columns few are ever included, so only these are copied
     mean = np.mean([x[PROBABILITIES].mean(axis=(0, 1)) for x in rounds], axis=0)
     included = mean > UNDECIDED
-    names = {"sigma", "dof", "concentration", "intercept"} & rounds[0].keys()
+    names = [name for name, x in rounds[0].items() if x.ndim == 2 and name not in UNCERTAIN]
     sites = [[x["w"][..., included], *(x[name][..., None] for name in names)] for x in rounds]
     draws = np.concatenate([np.concatenate(x, axis=-1) for x in sites], axis=1)
     data = xr.Dataset({"x": (["chain", "draw", "site"], draws)})

@@ -29,6 +29,11 @@ class Axis(NamedTuple):
         """Return the rows of a table, labelled if it is a DataFrame."""
         return cls("row of X", len(X), X.index if isinstance(X, pd.DataFrame) else None)
 
+    @property
+    def names(self) -> pd.Index:
+        """Return the labels, or numbers."""
+        return pd.RangeIndex(self.size) if self.labels is None else self.labels
+
     def aligned(
         self, argument: str, values: Any, may_be_one: bool = True
     ) -> Float[np.ndarray, " N"]:
@@ -36,7 +41,9 @@ class Axis(NamedTuple):
         numbers = as_numbers(argument, values)
         if numbers.shape != (self.size,) and not (may_be_one and numbers.ndim == 0):
             expected = f"{'a number, or ' * may_be_one}({self.size},), one for each {self.name}"
-            raise bad(argument, f"the shape {numbers.shape}", expected)
+            several = f"Use {argument}[:, 0], or {argument}.iloc[:, 0], and others one by one."
+            remedy = several if numbers.ndim == 2 else ""
+            raise bad(argument, f"the shape {numbers.shape}", expected, remedy)
         self.check_labels(argument, getattr(values, "index", None))
         return np.broadcast_to(numbers, self.size)
 
@@ -66,8 +73,27 @@ class Rows(NamedTuple):
         return (self.weights > 0) & (self.totals > 0)
 
 
+class Inputs(NamedTuple):
+    """The table along ``row`` and ``feature``, with names, its rows as numbers, and the rows to
+    predict, along ``new_row`` and ``feature``."""
+
+    table: xr.DataArray
+    rows: Rows
+    new: xr.DataArray | None
+
+
+def checked_inputs(given: Given, kind: ResponseKind, of_rows: dict[str, Any]) -> Inputs:
+    """Check the data of a regression.
+
+    :param of_rows: ``weights``, ``offset`` and ``totals``, `None` by default.
+    """
+    table = checked_table(given.X)
+    new = None if given.X_new is None else checked_new(given.X_new, given.X, table)
+    return Inputs(table, checked_rows(given, table.values, kind, of_rows), new)
+
+
 def checked_table(X: Any) -> xr.DataArray:
-    """Return the columns as numbers, along ``row`` and ``feature``, with their names."""
+    """Return the columns as numbers, with labels of rows and columns."""
     table = as_numbers("X", X)
     if table.ndim != 2 or len(table) < 3 or table.shape[1] < 1:
         expected = "(N, P), at least three rows and a column"
@@ -83,7 +109,7 @@ def checked_table(X: Any) -> xr.DataArray:
 
 
 def checked_new(X_new: Any, X: Any, table: xr.DataArray) -> xr.DataArray:
-    """Return the rows to predict as numbers, along ``new_row`` and ``feature``."""
+    """Return the rows to predict as numbers, with their labels."""
     new = as_numbers("X_new", X_new)
     if new.ndim != 2 or new.shape[1] != table.shape[1]:
         raise bad("X_new", f"the shape {new.shape}", f"(S, {table.shape[1]}), the columns of X")
@@ -101,27 +127,19 @@ def labels_of(dim: str, X: Any) -> dict[str, pd.Index]:
 
 
 def checked_rows(
-    given: Given, table: xr.DataArray, kind: ResponseKind, weights: Any, offset: Any, totals: Any
+    given: Given, X: Float[np.ndarray, "N P"], kind: ResponseKind, of_rows: dict[str, Any]
 ) -> Rows:
-    """Return the rows of a regression."""
-    if (totals is None) == kind.has_trials:
-        got = "None" if totals is None else "numbers"
+    """Return the rows of a table with what belongs to each."""
+    if (of_rows["totals"] is None) == kind.has_trials:
+        got = "None" if of_rows["totals"] is None else "numbers"
         raise bad("totals", got, "numbers of trials for likelihood='binomial', else None")
     y, axis = given.y, Axis.of_rows(given.X)
     if y is None:
         raise bad("y", "None", "the response, unless X is a formula")
-    if (got := np.shape(y)) != (axis.size,):
-        expected, remedy = f"({axis.size},), one for each row of X", "Regress several one by one."
-        if got == (axis.size, 1):
-            remedy = "Use y[:, 0], or y.iloc[:, 0] of a DataFrame."
-        raise bad("y", f"the shape {got}", expected, remedy)
-    rows = Rows(
-        table.values,
-        axis.aligned("y", y),
-        axis.aligned("weights", 1.0 if weights is None else weights),
-        axis.aligned("offset", 0.0 if offset is None else offset),
-        np.full(axis.size, np.inf) if totals is None else axis.aligned("totals", totals),
-    )
+    count = np.ones(axis.size)
+    numbers = {"weights": count, "offset": 0.0 * count, "totals": np.inf * count}
+    numbers |= {k: axis.aligned(k, x) for k, x in of_rows.items() if x is not None}
+    rows = Rows(X, axis.aligned("y", y, may_be_one=False), **numbers)
     kind.check(rows.y, rows.totals)
     wrong = rows.weights <= 0
     if not kind.has_precisions:

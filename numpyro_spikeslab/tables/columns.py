@@ -92,7 +92,7 @@ def checked_columns(names: pd.Index, always: Any, groups: Any, inclusion: Any) -
     """Check ``always``, ``groups`` and ``inclusion``, and return what they say of each column."""
     is_always = np.zeros(len(names), bool)
     labels = always if pd.api.types.is_list_like(always) else [always]
-    is_always[places("always", labels, names)] = True
+    is_always[find_columns("always", labels, names)] = True
     if is_always.all():
         raise bad("always", "all columns of X", "some of them")
     numbers = np.arange(len(names)) if groups is None else group_numbers(groups, names)
@@ -108,7 +108,7 @@ def checked_columns(names: pd.Index, always: Any, groups: Any, inclusion: Any) -
     return TableColumns(is_always, index, probabilities[first])
 
 
-def places(argument: str, labels: Any, names: pd.Index) -> Int[np.ndarray, " K"]:
+def find_columns(argument: str, labels: Any, names: pd.Index) -> Int[np.ndarray, " K"]:
     """Return the numbers of the columns that have these names."""
     if unknown := [label for label in labels if label not in names]:
         expected = f"columns of X, some of {names.tolist()!s:.200}"
@@ -130,7 +130,7 @@ def group_numbers(groups: Any, names: pd.Index) -> Int[np.ndarray, " P"]:
         return numbers
     numbers = np.arange(len(names)) + len(lists)
     for number, members in enumerate(lists):
-        at = places("groups", members, names)
+        at = find_columns("groups", members, names)
         if (numbers[at] < len(lists)).any():
             raise bad("groups", "a column that is in two groups", "one group for each column")
         numbers[at] = number

@@ -4,7 +4,7 @@
 from typing import Any, NamedTuple
 import warnings
 
-from jaxtyping import Array
+from jaxtyping import Array, Float
 import numpy as np
 import xarray as xr
 
@@ -19,11 +19,11 @@ from numpyro_spikeslab.reporting.arviz_data import PRIOR, inclusion, posterior
 from numpyro_spikeslab.reporting.credible_sets import credible_sets
 from numpyro_spikeslab.reporting.tables import k_hat
 from numpyro_spikeslab.support.precision import in_double_precision
-from numpyro_spikeslab.tables import checks
 from numpyro_spikeslab.tables.chains import Run, TableModel, fit_and_chains
+from numpyro_spikeslab.tables.checks import checked_inputs
 from numpyro_spikeslab.tables.columns import TableColumns, checked_columns
 from numpyro_spikeslab.tables.formula import formula_table
-from numpyro_spikeslab.tables.units import Units, in_units, standardised
+from numpyro_spikeslab.tables.units import Units, convert_to_units, standardise
 
 MAX_DIFFERENCE = 0.2
 """Difference of inclusion probabilities of fit and chains above which the fit is flagged."""
@@ -169,16 +169,13 @@ def sparse_regression(
     kind = response_kind(likelihood)
     run = Run.checked(key, kind, num_warmup, num_samples, num_chains)
     given = formula_table(X, y, data, groups, always, X_new)
-    table = checks.checked_table(given.X)
-    rows = checks.checked_rows(given, table, kind, weights, offset, totals)
-    columns = checked_columns(table["feature"].to_index(), given.always, given.groups, inclusion)
-    needs = columns.heredity(heredity, given.parents)
-    new = None if given.X_new is None else checks.checked_new(given.X_new, given.X, table)
-    units, arguments = standardised(table, rows, columns.always, kind)
-    model = TableModel(kind, columns.groups, needs)
-    problem = Problem(model, arguments, columns, units, expected_size)
-    tree, rng = analyse(run, problem, table.values)
     of_rows = {"offset": offset, "totals": totals, "weights": weights}
+    table, rows, new = checked_inputs(given, kind, of_rows)
+    columns = checked_columns(table["feature"].to_index(), given.always, given.groups, inclusion)
+    model = TableModel(kind, columns.groups, columns.heredity(heredity, given.parents))
+    units, arguments = standardise(table, rows, columns.always, kind)
+    problem = Problem(model, arguments, columns, units, expected_size, table.values)
+    tree, rng = analyse(run, problem)
     constants = {k: ("row", getattr(rows, k)) for k, x in of_rows.items() if x is not None}
     tree["constant_data"] = tree["constant_data"].to_dataset().assign(constants | {"X": table})
     tree["observed_data"] = table.isel(feature=0, drop=True).copy(data=rows.y).to_dataset(name="y")
@@ -195,6 +192,7 @@ class Problem(NamedTuple):
 
     - **data** - arguments of the model by name.
     - **expected_size** - `None` for its default.
+    - **table** - all columns in any units, for correlations.
     """
 
     model: TableModel
@@ -202,29 +200,26 @@ class Problem(NamedTuple):
     columns: TableColumns
     units: Units
     expected_size: float | None
+    table: Float[np.ndarray, "N P"]
 
 
-def analyse(
-    run: Run, problem: Problem, table: np.ndarray
-) -> tuple[xr.DataTree, np.random.Generator]:
-    """Fit and sample a regression, and return the result with a source of more random numbers.
-
-    :param table: columns with the correlations of those of the regression.
-    """
-    model, data, columns, units, expected_size = problem
-    prior = columns.prior(units.varies.values, units.num_rows, expected_size)
+def analyse(run: Run, problem: Problem) -> tuple[xr.DataTree, np.random.Generator]:
+    """Fit and sample a regression, and return the result with a source of more random numbers."""
+    model, data, columns, units, expected_size, table = problem
+    varies = units.x["varies"]
+    prior = columns.prior(varies.values, units.num_rows, expected_size)
     seed, fitted, draws = fit_and_chains(run, model, data, prior.arguments)
     rng = np.random.default_rng(seed)
-    tree = in_units(draws, units, columns, rng)
+    tree = convert_to_units(draws, units, columns, rng)
     if fitted is not None:
-        tree["cavi"] = in_units(fitted, units, columns, rng)
-    known = {} if model.heredity else {f"{PRIOR}.w": units.varies.copy(data=prior.inclusion)}
+        tree["cavi"] = convert_to_units(fitted, units, columns, rng)
+    known = {} if model.heredity else {f"{PRIOR}.w": varies.copy(data=prior.inclusion)}
     tree["constant_data"] = xr.Dataset(known)
-    tree["summary"] = summarised(tree, table, units.varies, prior.expected_size)
+    tree["summary"] = summarise(tree, table, varies, prior.expected_size)
     return tree, rng
 
 
-def summarised(
+def summarise(
     tree: xr.DataTree, table: np.ndarray, varies: xr.DataArray, expected_size: float
 ) -> xr.Dataset:
     """Make a row for each column: its weight, its inclusion by chains and fit, its credible set.

@@ -4,7 +4,7 @@
 from typing import Any, NamedTuple
 import warnings
 
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 import numpy as np
 import pandas as pd
 from scipy.special import ndtri
@@ -18,7 +18,7 @@ from numpyro_spikeslab.tables.chains import Run, TableModel
 from numpyro_spikeslab.tables.checks import Axis, checked_count
 from numpyro_spikeslab.tables.columns import checked_columns
 from numpyro_spikeslab.tables.regression import Problem, analyse
-from numpyro_spikeslab.tables.units import Units, contrasts
+from numpyro_spikeslab.tables.units import Units, contrasts, of_columns
 
 ROUNDED = 1e-6
 """Largest differences between a correlation matrix and its transpose, of its diagonal from 1, and
@@ -107,11 +107,11 @@ def sparse_regression_from_statistics(
     else:
         raise bad("XtX, Xty, yty, z, R", names, "XtX, Xty and yty, or z and R")
     units = statistics.units
-    columns = checked_columns(units.varies["feature"].to_index(), (), None, inclusion)
+    columns = checked_columns(units.x["feature"].to_index(), (), None, inclusion)
     X, y, count = pseudo_rows(statistics, n)
     data = {"X": X, "y": y, "count": np.full(len(y), count)}
     model = TableModel(kind, None, None)
-    return analyse(run, Problem(model, data, columns, units, expected_size), X)[0]
+    return analyse(run, Problem(model, data, columns, units, expected_size, X))[0]
 
 
 class Statistics(NamedTuple):
@@ -132,7 +132,7 @@ class Statistics(NamedTuple):
 
 def of_products(XtX: Any, Xty: Any, yty: Any, n: int) -> Statistics:
     """Check products of columns, and make statistics of them."""
-    products, names = checked_matrix("XtX", XtX)
+    products, columns = checked_matrix("XtX", XtX)
     squares = as_numbers("yty", yty)
     if squares.shape != () or squares <= 0:
         raise bad("yty", repr(yty), "a positive number, the sum of squares of the response")
@@ -140,22 +140,23 @@ def of_products(XtX: Any, Xty: Any, yty: Any, n: int) -> Statistics:
     if (diagonal < 0).any() or not (used := diagonal > 0).any():
         raise bad("XtX", f"the diagonal {diagonal!s:.200}", "sums of squares, some positive")
     norms = np.sqrt(np.where(used, diagonal, 1.0))
-    units = units_of(names, norms / n**0.5, used, float(squares / n) ** 0.5, n)
-    r = of_columns("Xty", Xty, names) / norms / np.sqrt(squares)
-    parts = decomposed("XtX", products / norms / norms[:, None])
+    r = columns.aligned("Xty", Xty, may_be_one=False) / norms / np.sqrt(squares)
+    x = of_columns(columns.names.tolist(), sd=norms / n**0.5, varies=used)
+    units = Units(x, 0.0, float(squares / n) ** 0.5, 1.0, n)
+    parts = decompose("XtX", products / norms / norms[:, None])
     return Statistics(*parts, r, units, "Subtract the means of X and y before you multiply.")
 
 
 def of_z_scores(z: Any, R: Any, n: int) -> Statistics:
     """Check z-scores and correlations, and make statistics of them."""
-    matrix, names = checked_matrix("R", R)
-    scores = of_columns("z", z, names)
+    matrix, columns = checked_matrix("R", R)
+    scores = columns.aligned("z", z, may_be_one=False)
     if (error := abs(matrix.diagonal() - 1).max()) > ROUNDED:
         remedy = "Divide by the standard deviations of the columns, as np.corrcoef does."
         raise bad("R", f"a diagonal that differs from 1 by {error:.2g}", "correlations", remedy)
-    parts = decomposed("R", matrix)
+    parts = decompose("R", matrix)
     r = scores / np.sqrt(scores**2 + n - 2)
-    if wrong := names[misfits(*parts, r * n**0.5)].tolist():
+    if wrong := columns.names[find_misfits(*parts, r * n**0.5)].tolist():
         message = (
             "sparse_regression_from_statistics: `z` and `R` do not fit for these columns, the "
             f"worst first: {wrong!s:.200}. The other columns predict the other sign. Exchange the "
@@ -164,35 +165,29 @@ def of_z_scores(z: Any, R: Any, n: int) -> Statistics:
         )
         # of the caller, past the decorator
         warnings.warn(message, stacklevel=4)
-    units = units_of(names, np.ones(len(names)), np.ones(len(names), bool), 1.0, n)
+    x = of_columns(columns.names.tolist(), sd=np.ones(len(r)), varies=np.ones(len(r), bool))
     remedy = (
         "z and R are of other rows, or rounded: take R of the same rows, or "
         "(1 - s) * R + s * np.eye(P), with s = 0.1 for example."
     )
-    return Statistics(*parts, r, units, remedy)
+    return Statistics(*parts, r, Units(x, 0.0, 1.0, 1.0, n), remedy)
 
 
-def checked_matrix(argument: str, values: Any) -> tuple[Float[np.ndarray, "P P"], pd.Index]:
-    """Return a square matrix and the names of its columns."""
+def checked_matrix(argument: str, values: Any) -> tuple[Float[np.ndarray, "P P"], Axis]:
+    """Return a square matrix and its columns."""
     matrix = as_numbers(argument, values)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
         raise bad(argument, f"the shape {matrix.shape}", "(P, P)")
-    if not isinstance(values, pd.DataFrame):
-        return matrix, pd.RangeIndex(len(matrix))
-    if not values.columns.is_unique or not values.index.equals(values.columns):
-        got = f"the rows {list(values.index)!s:.200}"
-        expected = "the names of the columns, in order"
-        raise bad(argument, got, expected, f"Use {argument}.loc[{argument}.columns].")
-    return matrix, values.columns
+    columns = Axis("column of the matrix", len(matrix), getattr(values, "columns", None))
+    columns.check_labels(argument, getattr(values, "index", None))
+    if not columns.names.is_unique:
+        raise bad(argument, f"the columns {columns.names.tolist()!s:.200}", "names that differ")
+    # those that are merely numbered have no names
+    labels = None if isinstance(columns.labels, pd.RangeIndex) else columns.labels
+    return matrix, columns._replace(labels=labels)
 
 
-def of_columns(argument: str, values: Any, names: pd.Index) -> Float[np.ndarray, " P"]:
-    """Return a number for each column."""
-    labels = None if isinstance(names, pd.RangeIndex) else names
-    return Axis("column of the matrix", len(names), labels).aligned(argument, values, False)
-
-
-def decomposed(
+def decompose(
     argument: str, R: Float[np.ndarray, "P P"]
 ) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, "P P"]]:
     """Return eigenvalues and vectors of a matrix of correlations."""
@@ -207,18 +202,6 @@ def decomposed(
         got = f"a matrix with the eigenvalue {smallest:.2g} as correlations"
         raise bad(argument, got, "a positive semidefinite one", remedy)
     return eigenvalues, vectors
-
-
-def units_of(
-    names: pd.Index,
-    x_sd: Float[np.ndarray, " P"],
-    varies: Bool[np.ndarray, " P"],
-    y_sd: float,
-    n: int,
-) -> Units:
-    """Return the units of columns and response, whose means are not known."""
-    sd, is_used = (xr.DataArray(x, {"feature": names.tolist()}) for x in (x_sd, varies))
-    return Units(None, sd, is_used, 0.0, y_sd, 1.0, n)
 
 
 def pseudo_rows(
@@ -250,7 +233,7 @@ def pseudo_rows(
     return rescale * (basis @ (roots[:, None] * vectors.T)), rescale * y, count
 
 
-def misfits(
+def find_misfits(
     eigenvalues: Float[np.ndarray, " P"],
     vectors: Float[np.ndarray, "P P"],
     z: Float[np.ndarray, " P"],

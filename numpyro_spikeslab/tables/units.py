@@ -16,22 +16,26 @@ from numpyro_spikeslab.tables.columns import TableColumns
 
 
 class Units(NamedTuple):
-    """Means and standard deviations of columns, 1 if a column does not vary, and of the response.
+    """Units of the columns and of the response.
 
-    - **x_mean** - `None` where it is not known, and so is no intercept.
+    - **x** - of each column ``sd``, 1 if it is constant, and whether it ``varies``; ``mean`` where
+      that is known, without which there is no intercept.
     - **noise** - noise of a row of weight 1, relative to a row of average weight.
     """
 
-    x_mean: xr.DataArray | None
-    x_sd: xr.DataArray
-    varies: xr.DataArray
+    x: xr.Dataset
     y_mean: float
     y_sd: float
     noise: float
     num_rows: int
 
 
-def standardised(
+def of_columns(names: Any, **values: Any) -> xr.Dataset:
+    """Make a dataset of numbers of all columns."""
+    return xr.Dataset({name: ("feature", x) for name, x in values.items()}, {"feature": names})
+
+
+def standardise(
     table: xr.DataArray, rows: Rows, always: Bool[np.ndarray, " P"], kind: ResponseKind
 ) -> tuple[Units, dict[str, Any]]:
     """Compute arguments of :func:`~numpyro_spikeslab.models.sparse_regression` by name: columns of
@@ -61,9 +65,8 @@ def standardised(
         data["offset"] = rows.offset
     if kind.has_trials:
         data["totals"] = rows.totals
-    like = table.isel(row=0, drop=True)
-    x_mean, x_sd, x_varies = (like.copy(data=x) for x in (mean, sd, varies))
-    return Units(x_mean, x_sd, x_varies, y_mean, y_sd, noise, len(rows.y)), data
+    x = of_columns(table["feature"], mean=mean, sd=sd, varies=varies)
+    return Units(x, y_mean, y_sd, noise, len(rows.y)), data
 
 
 def contrasts(
@@ -80,14 +83,14 @@ def contrasts(
     return (values[1:] - above) * np.sqrt(weights[1:] * total[:-1] / total[1:])
 
 
-def in_units(
+def convert_to_units(
     tree: xr.DataTree, units: Units, columns: TableColumns, rng: np.random.Generator
 ) -> xr.DataTree:
     """Convert draws to the units of the table and the response, and draw an intercept."""
-    draws, stats = expand_to_all_columns(tree, units.varies["feature"], columns)
-    unit = units.varies * units.y_sd / units.x_sd
-    w = draws["w"] * unit
-    spikes = draws["w_spike"].astype(int, copy=False) * units.varies
+    draws, stats = expand_to_all_columns(tree, units.x["feature"], columns)
+    varies = units.x["varies"]
+    unit = varies * units.y_sd / units.x["sd"]
+    w, spikes = draws["w"] * unit, draws["w_spike"].astype(int, copy=False) * varies
     if "intercept" in draws:
         centre = draws["intercept"] * units.y_sd
     else:
@@ -95,11 +98,11 @@ def in_units(
         sd = draws["sigma"] * units.y_sd / units.num_rows**0.5
         centre = sd * rng.normal(size=sd.shape)
     draws = draws.assign(w=w, w_slab=draws["w_slab"] * unit, w_spike=spikes)
-    if units.x_mean is not None:
-        draws["intercept"] = units.y_mean + centre - xr.dot(w, units.x_mean, dim="feature")
+    if "mean" in units.x:
+        draws["intercept"] = units.y_mean + centre - xr.dot(w, units.x["mean"], dim="feature")
     if "sigma" in draws:
         draws["sigma"] = draws["sigma"] * units.y_sd * units.noise
-    stats[PROBABILITIES] = stats[PROBABILITIES] * units.varies
+    stats[PROBABILITIES] = stats[PROBABILITIES] * varies
     return xr.DataTree.from_dict({"posterior": draws, "sample_stats": stats})
 
 
