@@ -4,7 +4,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from likelihood_cases import (
+import numpy as np
+import pytest
+from truth.likelihood_cases import (
     BENT,
     CASES,
     INCLUSION,
@@ -16,8 +18,6 @@ from likelihood_cases import (
     model_of,
     truth_of,
 )
-import numpy as np
-import pytest
 
 import jax
 from jax import random

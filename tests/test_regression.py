@@ -8,7 +8,7 @@ import pytest
 from refusals import refusals
 from scipy import stats
 from scipy.special import betaln, logsumexp
-from small_table import NAMES, table
+from truth.small_table import NAMES, table
 import xarray as xr
 
 import jax

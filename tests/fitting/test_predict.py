@@ -3,13 +3,13 @@
 
 from functools import partial
 
-from function_models import first_params
 import numpy as np
 import pytest
 from refusals import refusals
-from task_problems import observations
 from tinygp import kernels
 import truth
+from truth.function_models import first_params
+from truth.task_problems import observations
 
 import jax
 from jax import random
