@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Regressions of a table with columns always in, groups, priors, weights, offsets and formulas."""
 
+from itertools import product
+
 import numpy as np
 import pandas as pd
 import pytest
 from refusals import refusals
 from scipy import stats
-from scipy.special import logsumexp
+from truth.enumeration import regression, sum_over_scales
 
 from jax import random
 
@@ -46,24 +48,21 @@ def exact():
     x_sd = np.sqrt(np.average((X - x_mean) ** 2, axis=0, weights=weights))
     y_sd = np.sqrt(np.average((y - y_mean) ** 2, weights=weights))
     Z, t = ((X - x_mean) / x_sd).to_numpy(), ((y - y_mean) / y_sd).to_numpy()
-    grid = np.arange(1, 50) / 16
-    logs, sums = [], []
-    for age, size, dose in np.ndindex(2, 2, 2):
-        s = np.array([age, size, size, dose, 1])
-        p = PRIOR[[0, 1, 3]]
-        prior = np.log(np.where([age, size, dose], p, 1 - p)).sum()
-        for sigma in grid:
-            noise = np.diag(sigma**2 / relative) + 1e8
-            for slab in grid:
-                variance = s * np.array([slab**2] * 4 + [100.0])
-                covariance = noise + (Z * variance) @ Z.T
-                root = np.linalg.cholesky(covariance)
-                a = np.linalg.solve(root, t)
-                log = prior - np.log(np.diag(root)).sum() - 0.5 * a @ a
-                logs.append(log + stats.halfnorm.logpdf([sigma, slab]).sum())
-                mean = variance * (Z.T @ np.linalg.solve(root.T, a)) * y_sd / x_sd
-                sums.append([*s, *mean, sigma * y_sd * weights.mean() ** 0.5])
-    return np.exp(logs - logsumexp(logs)) @ np.array(sums)
+    # the last two are always in
+    Z = np.column_stack([Z, np.ones(24)])
+    inclusion = np.where(np.arange(6) < 4, [*PRIOR, 0], 1 - 1e-15)
+    inclusion[2] = 0.5
+
+    def at(sigma, slab):
+        return regression(Z, t, sigma / np.sqrt(relative), inclusion, [slab] * 4 + [10, 1e4])
+
+    def log_prior(models, *scales):
+        grouped = np.where(models[:, 1] == models[:, 2], 0, -np.inf)
+        return grouped + stats.halfnorm.logpdf(scales).sum()
+
+    sums = sum_over_scales(at, product(np.arange(1, 50) / 16, repeat=2), log_prior)
+    means = sums[6:11] * y_sd / x_sd
+    return np.concatenate([sums[:5], means, sums[12:13] * y_sd * weights.mean() ** 0.5])
 
 
 def test_chains_agree_with_sums_over_models():

@@ -56,20 +56,6 @@ def fit():
     return fit
 
 
-@pytest.mark.exhaustive
-def test_a_fit_explains_the_tasks(fit):
-    mean, variance = fit.predict()
-    assert mean.shape == variance.shape == (N, Q)
-    assert np.nanmax(np.abs(mean - Y)) < 0.5
-    # the inputs need not be new ones
-    for at_inputs, old in zip(fit.predict(X_new=X), (mean, variance), strict=True):
-        np.testing.assert_allclose(at_inputs, old, atol=1e-6)
-    noisy = fit.predict(noise=True)[1]
-    noise = np.broadcast_to(fit.params["noise_auto_loc"] ** 2, (N, Q))
-    np.testing.assert_allclose(noisy - variance, noise)
-    assert np.all((noise > 0.01) & (noise < 0.1))
-
-
 def assert_moments(draws, mean, variance):
     sd = np.sqrt(np.asarray(variance))
     assert np.max(np.abs(draws.mean(0) - mean) / (5 * sd / np.sqrt(len(draws)) + 1e-3)) < 1
@@ -175,16 +161,6 @@ REFUSALS = {
 
 
 test_what_cannot_be_predicted_is_refused = refusals(REFUSALS, lambda call, fit: call(fit), "fit")
-
-
-@pytest.mark.exhaustive
-def test_single_precision_agrees_with_double(fit):
-    with jax.enable_x64(False):
-        guide = nss.PairedGuide(nss.models.mtmkl([SMOOTH] * 3))
-        params = {name: np.float32(x) for name, x in fit.params.items()}
-        mean, variance = guide.predict(params, np.float32(X), np.float32(Y))
-    assert mean.dtype == variance.dtype == np.float32 and np.all(variance >= 0)
-    np.testing.assert_allclose(mean, fit.predict()[0], atol=0.05)
 
 
 def at_large_means(what, x64):
