@@ -11,12 +11,12 @@ import time
 from types import ModuleType
 
 import arviz_stats
-import likelihood_cases
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 from scipy import stats
 import truth
+from truth import likelihood_cases
 
 import jax
 
@@ -115,19 +115,6 @@ def test_models_of_classes_are_summed(classes):
     # without an intercept, as there
     inclusion = classes.sum_over_models(table, 4000, *prior, intercept_scale=1e-4)
     np.testing.assert_allclose(inclusion, expected, atol=0.01)
-
-
-@pytest.mark.exhaustive
-def test_chains_of_classes_agree_with_the_sum_over_models(classes):
-    file = EXAMPLES.parent.parent / "shared" / "data" / "pima.csv"
-    if not file.exists():
-        pytest.skip("the diabetes data of MASS are not here")
-    table = classes.pima(file)
-    assert table.X.shape == (532, 7) and table.y.sum() == 177
-    fields = classes.paired_gibbs(table, 4000).mcmc.get_extra_fields()
-    inclusion = fields["inclusion_probabilities.w"].mean(axis=0)
-    # the standard error of both together is 0.004 or less
-    np.testing.assert_allclose(inclusion, classes.sum_over_models(table), atol=0.012)
 
 
 @pytest.mark.exhaustive

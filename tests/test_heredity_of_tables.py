@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Formulas whose interactions need their parents."""
 
+from itertools import product
+
 import numpy as np
 import pandas as pd
 import pytest
 from refusals import refusals
 from scipy import stats
-from scipy.special import logsumexp
+from truth.enumeration import regression, sum_over_scales
 
 from jax import random
 
@@ -77,22 +79,19 @@ def exact(frame, kind):
     """Inclusion of age, dose and their product, by sums over models and scales."""
     Z = frame[["age", "dose"]].assign(both=frame["age"] * frame["dose"]).to_numpy()
     Z, t = ((x - x.mean(0)) / x.std(0) for x in (Z, frame["y"].to_numpy()))
-    grid = np.arange(1, 50) / 16
-    sigma, slab = map(np.ravel, np.meshgrid(grid, grid))
-    scales = stats.halfnorm.logpdf(sigma) + stats.halfnorm.logpdf(slab)
-    logs, models = [], []
-    for s in np.ndindex(2, 2, 2):
-        may = s[0] + s[1] >= {"weak": 1, "strong": 2}[kind]
-        if s[2] > may:
-            continue
-        prior = sum(np.log(PI if x else 1 - PI) for x in s[: 2 + may])
-        covariance = sigma[:, None, None] ** 2 * np.eye(24) + 1e8
-        covariance += slab[:, None, None] ** 2 * ((Z * s) @ Z.T)
-        _, log_det = np.linalg.slogdet(covariance)
-        squares = t @ np.linalg.solve(covariance, np.broadcast_to(t, (sigma.size, 24))[..., None])
-        logs.append(prior + logsumexp(scales - 0.5 * log_det - 0.5 * squares[:, 0]))
-        models.append(s)
-    return np.exp(logs - logsumexp(logs)) @ np.array(models)
+    Z = np.column_stack([Z, np.ones(24)])
+
+    def at(sigma, slab):
+        return regression(Z, t, sigma, [0.5] * 3 + [1 - 1e-15], [slab] * 3 + [1e4])
+
+    def log_prior(models, *scales):
+        first, second, both, _ = models.T
+        may = first + second >= {"weak": 1, "strong": 2}[kind]
+        number, places = first + second + both, 2 + may
+        log_spikes = number * np.log(PI) + (places - number) * np.log(1 - PI)
+        return np.where(both <= may, log_spikes, -np.inf) + stats.halfnorm.logpdf(scales).sum()
+
+    return sum_over_scales(at, product(np.arange(1, 50) / 16, repeat=2), log_prior)[:3]
 
 
 @pytest.mark.parametrize("kind", ["weak", "strong"])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random models are answered rightly or not at all."""
 
-from agreement import compare
 import pytest
-from random_models import Generated, structures
+from truth.agreement import compare
+from truth.random_models import Generated, structures
 
 from numpyro_spikeslab.reading.reader import Reader
 

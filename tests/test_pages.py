@@ -139,68 +139,6 @@ def the_first_page_finds_two_columns_and_a_pair_of_copies(names, folder):
     assert (folder / "start.png").stat().st_size > 10_000
 
 
-def the_ways_to_do_things_find_the_same_two_columns(names, folder):
-    used = np.isin(np.arange(12), [3, 7])
-    spikes = names["masked"].get_samples()["w_spike"].mean(axis=0)
-    for inclusion in map(np.asarray, [*names["by_size"].values(), spikes, names["probabilities"]]):
-        assert np.all(inclusion[used] > 0.99) and np.all(inclusion[~used] < 0.3)
-    # more are included where more are expected
-    assert names["by_size"][1.0].sum() < names["by_size"][4.0].sum()
-    assert names["worst"] < 1.01
-    errors = names["table"]["sum_abs_error_inclusion"]
-    assert errors["paired"] < 0.2 < errors["standard"]
-    assert names["table"]["k_hat"]["paired"] < 0.7
-    assert [*names["top"].index[:2]] == ["w[x3]", "w[x7]"]
-    assert names["leave_one_out"].n_data_points == 100
-    assert names["with_gaps"]["log_likelihood"]["y"].shape == (4, 500, 90)
-    tasks_share_two_functions_and_fill_the_gap(names)
-
-
-def tasks_share_two_functions_and_fill_the_gap(names):
-    used = np.asarray(names["used"])
-    assert sorted(used.sum(axis=0)) == [0, 0, 2, 2]
-    np.testing.assert_array_equal(used.sum(axis=1), [1, 1, 2, 0])
-    assert names["mean"].shape == names["variance"].shape == (121, 4)
-    # the inside of the third task's gap
-    x = np.asarray(names["x_new"])
-    gap = (x > 3.4) & (x < 5.9)
-    expected = np.sin(x) - np.cos(2 * x)
-    assert np.sqrt(np.mean((names["mean"][gap, 2] - expected[gap]) ** 2)) < 0.2
-
-
-def other_likelihoods_find_two_columns_and_the_intercept(names, folder):
-    used = np.isin(np.arange(10), [2, 5])
-    spikes = {
-        k: names[k].get_samples()["w_spike"].mean(axis=0)
-        for k in ("mcmc", "composite", "repeated", "of_scores")
-    }
-    inclusions = [*spikes.values(), names["inclusion"], names["probabilities"]]
-    for inclusion in map(np.asarray, inclusions):
-        assert inclusion[used].min() > 0.9 and inclusion[~used].max() < 0.5
-    draws = names["composite"].get_samples()
-    np.testing.assert_allclose(np.mean(draws["intercept"]), 0.5, atol=0.3)
-    assert 1 < np.mean(draws["r"]) < 3.5
-    assert names["mean_accept_prob"] > 0.5
-
-
-def many_tasks_share_two_factors(names, folder):
-    inclusion = names["guide"].inclusion_probabilities(names["result"].params)["W"]
-    assert sorted(np.sum(np.asarray(inclusion) > 0.5, axis=0) > 0) == [False, False, True, True]
-    # the noise is 0.3
-    missing = np.isnan(names["Y"])
-    assert np.std((names["completed"] - names["complete"])[missing]) < 0.45
-    assert names["factors"].shape == (4, 5) and names["W_new"].shape == (3, 4)
-    for data in ("entries", "grouped"):
-        guide, result = names[f"guide_{data}"], names[f"result_{data}"]
-        probs = guide.inclusion_probabilities(result.params)["W"]
-        assert np.sum(np.any(np.asarray(probs) > 0.5, axis=0)) >= 2
-
-
-def a_table_of_zeros_and_ones_has_three_factors(names, folder):
-    inclusion = names["guide"].inclusion_probabilities(names["result"].params)["W"]
-    assert np.sum(np.any(np.asarray(inclusion) > 0.5, axis=0)) == 3
-
-
 def a_regression_finds_two_of_four_columns(names, folder):
     assert np.all((names["table"]["inclusion"] > 0.9) == [False, True, True, False])
     assert names["new"].shape == (5,) and (folder / "result.nc").exists()
@@ -209,9 +147,5 @@ def a_regression_finds_two_of_four_columns(names, folder):
 CHECKS = {
     "README.md": the_readme_finds_what_is_there,
     "docs/start.md": the_first_page_finds_two_columns_and_a_pair_of_copies,
-    "docs/how_to.md": the_ways_to_do_things_find_the_same_two_columns,
-    "docs/likelihoods.md": other_likelihoods_find_two_columns_and_the_intercept,
-    "docs/many_tasks.md": many_tasks_share_two_factors,
-    "docs/tables_of_counts.md": a_table_of_zeros_and_ones_has_three_factors,
     "docs/reference/regression.md": a_regression_finds_two_of_four_columns,
 }

@@ -38,42 +38,26 @@ def some_ratings(counts: list[int]) -> coo_array:
     return coo_array((np.arange(rows.size), (rows[order], columns[order])), shape=(len(counts), 50))
 
 
-@pytest.mark.parametrize(("first", "end"), [(3, "\n"), (1.5, "\r\n")], ids=["unix", "windows"])
 @pytest.mark.parametrize("like", FORMATS)
-def test_files_are_told_apart_by_what_is_in_them(movielens, tmp_path, like, first, end):
+def test_files_are_told_apart_by_what_is_in_them(movielens, tmp_path, like):
     separator, header = FORMATS[like]
-    values = [first, 4, 5, 1]
+    values = [1.5, 4, 5, 1]
     ratings = zip([7, 196, 7, 22], [242, 242, 51, 1193], values, strict=True)
     lines = (separator.join(map(str, (*rating, 881250949))) for rating in ratings)
-    (tmp_path / "file").write_text(header + "\n".join(lines) + "\n", newline=end)
+    (tmp_path / "file").write_text(header + "\n".join(lines) + "\n")
     table = movielens.read(tmp_path / "file")
     np.testing.assert_array_equal(table.data, values)
     np.testing.assert_array_equal(table.coords, [[0, 2, 0, 1], [1, 1, 0, 2]])
     assert table.shape == (3, 3)
 
 
-NO_RATING = [
-    *("1 3 4", "1 3 4 881250949 5", "1 3 good 881250949", "1 3 nan 881250949"),
-    *("1 3 inf 881250949", "1 3  881250949", "anna 3 4 881250949", ""),
-    "9999999999999999999999 3 4 881250949",
-]
-TWICE = "1 3 4 881250949\n1 2 5 881250950"
-
-
 @pytest.mark.parametrize("like", FORMATS)
 def test_a_line_that_is_no_rating_is_named(movielens, tmp_path, like):
     separator, header = FORMATS[like]
     file = tmp_path / like
-    for bad in (*NO_RATING, TWICE):
-        file.write_text(header + f"1 2 3 881250949\n{bad}\n2 2 3 4\n".replace(" ", separator))
-        expected = "one rating of a user for an item, but user 1" if bad == TWICE else "`user"
-        line = 2 + bool(header) + (bad == TWICE)
-        with pytest.raises(ValueError, match=f"{like}, line {line}: expected {expected}"):
-            movielens.read(file)
-    for content in ("", "1 2 3 4\n", "1,2,3,4\n"):
-        file.write_text(content)
-        with pytest.raises(ValueError, match="line 1: expected `user item rating timestamp`"):
-            movielens.read(file)
+    file.write_text(header + "1 2 3 881250949\n1 3 good 881250949\n".replace(" ", separator))
+    with pytest.raises(ValueError, match=f"{like}, line {2 + bool(header)}: expected `user"):
+        movielens.read(file)
 
 
 def test_ten_ratings_of_each_user_are_held_out_or_half_and_none_is_lost(movielens):

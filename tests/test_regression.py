@@ -8,7 +8,7 @@ import pytest
 from refusals import refusals
 from scipy import stats
 from scipy.special import betaln, logsumexp
-from small_table import NAMES, table
+from truth.small_table import NAMES, table
 import xarray as xr
 
 import jax
@@ -251,22 +251,6 @@ def test_a_fit_that_is_off_is_flagged():
     summary = nss.sparse_regression(KEY, X, y)["summary"].to_dataset()
     assert summary["cavi_is_off"].any() and summary.attrs["k_hat"] > 0.7
     assert summary["r_hat"].max() < 1.05
-
-
-@pytest.mark.exhaustive
-def test_diabetes_with_interactions_against_a_long_run():
-    X, y = pytest.importorskip("sklearn.datasets").load_diabetes(return_X_y=True, as_frame=True)
-    columns = dict(X.items())
-    for i, first in enumerate(X.columns):
-        for second in X.columns[i:]:
-            if not first == second == "sex":
-                columns[f"{first}*{second}"] = X[first] * X[second]
-    X = pd.DataFrame(columns)
-    assert X.shape == (442, 64)
-    once = nss.sparse_regression(KEY, X, y)["summary"].to_dataset()
-    assert once["r_hat"].max() < 1.02 and once["ess_bulk"].min() > 400
-    long = nss.sparse_regression(random.key(1), X, y, num_samples=30_000)["summary"]
-    assert abs(once["inclusion"] - long["inclusion"]).max() < 0.03
 
 
 def test_tables_of_like_shapes_share_their_programs():

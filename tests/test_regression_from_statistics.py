@@ -5,7 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from refusals import refusals
-from small_table import table
+from truth.small_table import table
 
 import jax
 from jax import random

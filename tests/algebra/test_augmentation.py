@@ -10,7 +10,7 @@ from scipy import stats
 from scipy.special import log_expit
 
 import jax
-from jax import lax, random
+from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.augmentation import Laplace, Logistic, Probit, StudentT
@@ -122,26 +122,6 @@ def test_at_predictor_zero_the_auxiliaries_are_those_of_the_mixture(name):
     f = jnp.zeros((SIZE, likelihood.y.size))
     stand_in = jax.jit(lambda f: likelihood.draw(KEY, f))(f)
     assert agrees(np.exp(log_of(stand_in, -2.0)), np.exp(case.log_density(-2.0)))
-
-
-@cases
-def test_gibbs_sampling_has_the_posterior_of_quadrature(case):
-    """Many chains at once, under a standard normal prior of each predictor."""
-    likelihood = case.make()
-
-    def step(_, state):
-        key, f = state
-        key, key_auxiliaries, key_f = random.split(key, 3)
-        precision, target, _ = likelihood.draw(key_auxiliaries, f)
-        noise = random.normal(key_f, f.shape, f.dtype)
-        return key, (precision * target + jnp.sqrt(1 + precision) * noise) / (1 + precision)
-
-    f = random.normal(random.key(1), (SIZE // 5, likelihood.y.size))
-    f = np.asarray(jax.jit(lambda f: lax.fori_loop(0, 50, step, (KEY, f)))(f)[1], float)
-    grid, log_density = grid_of(case)
-    probs = np.exp(log_density + stats.norm.logpdf(grid)[:, None])
-    probs /= probs.sum(axis=0)
-    assert agrees(f, grid @ probs) and agrees(f**2, grid**2 @ probs)
 
 
 @cases

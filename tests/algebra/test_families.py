@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from pair_problems import PRECISION, arrays, close, exact_posterior, problem
 import pytest
 from scipy.special import expit
+from truth.pair_problems import PRECISION, arrays, close, exact_posterior, problem
 
 import jax
 from jax import lax, random

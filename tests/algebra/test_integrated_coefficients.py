@@ -4,8 +4,8 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from pair_problems import close
 import pytest
+from truth.pair_problems import close
 
 import jax
 import jax.numpy as jnp

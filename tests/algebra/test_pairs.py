@@ -5,11 +5,11 @@ from functools import partial
 from itertools import product
 
 import numpy as np
-from pair_problems import PRECISION, arrays, close, exact_posterior, one_by_one, problem
 import pytest
 from scipy import stats
 from scipy.special import expit
 import truth
+from truth.pair_problems import PRECISION, arrays, close, exact_posterior, one_by_one, problem
 
 import jax
 from jax import random

@@ -2,11 +2,11 @@
 """Sets of weights: their patterns, the slabs under each, and their single precision."""
 
 import numpy as np
-from pair_problems import PRECISION, arrays, close, exact_posterior, problem
 import pytest
 from scipy import stats
 from scipy.special import expit, logsumexp
 import truth
+from truth.pair_problems import PRECISION, arrays, close, exact_posterior, problem
 
 import jax
 from jax import nn

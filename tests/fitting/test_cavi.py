@@ -5,11 +5,11 @@ from functools import partial
 import logging
 
 from fits import KEY, cavi, compilations, estimator_of_the_bound, run, same
-import function_models
 import numpy as np
 import pytest
 from refusals import refusals
 import truth
+from truth import function_models
 
 import jax
 import jax.numpy as jnp

@@ -7,13 +7,11 @@ from typing import Any
 
 import arviz_base
 from fits import KEY, estimator_of_the_bound, same
-import function_models
-from grouped_models import GROUPED
-import joint_noise
-import likelihood_models
 import numpy as np
 import pytest
 import truth
+from truth import function_models, joint_noise, likelihood_models
+from truth.grouped_models import GROUPED
 
 import jax
 import jax.numpy as jnp

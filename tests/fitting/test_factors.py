@@ -4,12 +4,12 @@
 from functools import partial
 
 import numpy as np
-from planted import plant
 import pytest
 from refusals import refusals
 from scipy.sparse import coo_array
-from task_problems import model_of, observations, problem
 from tinygp import kernels
+from truth.planted import plant
+from truth.task_problems import model_of, observations, problem
 
 import jax
 from jax import random

@@ -3,10 +3,10 @@
 
 from functools import partial
 
-from function_models import white
 import numpy as np
 import pytest
-from task_problems import (
+from truth.function_models import white
+from truth.task_problems import (
     SMOOTH,
     M,
     N,

@@ -9,13 +9,13 @@ from typing import Any
 
 import arviz_base
 from fits import compilations
-from function_models import first_params
 import numpy as np
 import optax
 import pytest
 from refusals import refusals
 from scipy import stats
 import truth
+from truth.function_models import first_params
 
 import jax
 from jax import random

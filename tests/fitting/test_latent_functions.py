@@ -4,12 +4,12 @@
 from contextlib import nullcontext
 from functools import partial
 
-from function_models import MODELS, first_params
 import numpy as np
 import pytest
-from task_problems import observations
 from tinygp import kernels
 import truth
+from truth.function_models import MODELS, first_params
+from truth.task_problems import observations
 
 import jax
 from jax import nn, random

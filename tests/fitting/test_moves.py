@@ -3,7 +3,7 @@
 
 import numpy as np
 import pytest
-from task_problems import SMOOTH, M, started
+from truth.task_problems import SMOOTH, M, started
 
 from jax import random
 import jax.numpy as jnp

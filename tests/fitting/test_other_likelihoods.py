@@ -4,12 +4,12 @@
 from functools import partial
 
 from fits import KEY
-from function_models import MODELS, first_params
-from likelihood_cases import CASES, data_of, model_of
 import numpy as np
 import pytest
 from refusals import refusals
 from scipy import special
+from truth.function_models import MODELS, first_params
+from truth.likelihood_cases import CASES, data_of, model_of
 
 import jax.numpy as jnp
 

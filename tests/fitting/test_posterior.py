@@ -8,7 +8,7 @@ from fits import same
 import numpy as np
 import pytest
 from scipy import stats
-from task_problems import M, Q, dense_moments, observations, slope, small
+from truth.task_problems import M, Q, dense_moments, observations, slope, small
 
 import jax
 import jax.numpy as jnp

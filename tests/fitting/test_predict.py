@@ -3,13 +3,13 @@
 
 from functools import partial
 
-from function_models import first_params
 import numpy as np
 import pytest
 from refusals import refusals
-from task_problems import observations
 from tinygp import kernels
 import truth
+from truth.function_models import first_params
+from truth.task_problems import observations
 
 import jax
 from jax import random
@@ -53,20 +53,6 @@ def fit():
     fit = Fit()
     jax.config.update("jax_enable_x64", before)
     return fit
-
-
-@pytest.mark.exhaustive
-def test_a_fit_explains_the_tasks(fit):
-    mean, variance = fit.predict()
-    assert mean.shape == variance.shape == (N, Q)
-    assert np.nanmax(np.abs(mean - Y)) < 0.5
-    # the inputs need not be new ones
-    for at_inputs, old in zip(fit.predict(X_new=X), (mean, variance), strict=True):
-        np.testing.assert_allclose(at_inputs, old, atol=1e-6)
-    noisy = fit.predict(noise=True)[1]
-    noise = np.broadcast_to(fit.params["noise_auto_loc"] ** 2, (N, Q))
-    np.testing.assert_allclose(noisy - variance, noise)
-    assert np.all((noise > 0.01) & (noise < 0.1))
 
 
 def assert_moments(draws, mean, variance):
@@ -174,16 +160,6 @@ REFUSALS = {
 
 
 test_what_cannot_be_predicted_is_refused = refusals(REFUSALS, lambda call, fit: call(fit), "fit")
-
-
-@pytest.mark.exhaustive
-def test_single_precision_agrees_with_double(fit):
-    with jax.enable_x64(False):
-        guide = nss.PairedGuide(nss.models.mtmkl([SMOOTH] * 3))
-        params = {name: np.float32(x) for name, x in fit.params.items()}
-        mean, variance = guide.predict(params, np.float32(X), np.float32(Y))
-    assert mean.dtype == variance.dtype == np.float32 and np.all(variance >= 0)
-    np.testing.assert_allclose(mean, fit.predict()[0], atol=0.05)
 
 
 def at_large_means(what, x64):

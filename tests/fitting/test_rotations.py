@@ -3,10 +3,10 @@
 
 from itertools import combinations
 
-from function_models import white
 import numpy as np
 import pytest
 from scipy import stats
+from truth.function_models import white
 
 import jax
 import jax.numpy as jnp

@@ -6,10 +6,10 @@ import pickle
 import weakref
 
 from fits import KEY, cavi, run, same
-import function_models
 import numpy as np
 import pytest
 import truth
+from truth import function_models
 
 import jax
 import jax.numpy as jnp

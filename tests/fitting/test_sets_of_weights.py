@@ -7,12 +7,12 @@ That their bounds, runs and draws agree is a claim of ``test_every_model.py``.
 from functools import partial
 
 import arviz_base
-from grouped_models import two_sites_model
 import numpy as np
 import pytest
 from refusals import refusals
 from scipy import stats
 import truth
+from truth.grouped_models import two_sites_model
 
 import jax
 from jax import random

@@ -3,10 +3,10 @@
 
 from functools import partial
 
-from function_models import first_params
 import numpy as np
 import pytest
 import truth
+from truth.function_models import first_params
 
 from jax import random
 import jax.numpy as jnp

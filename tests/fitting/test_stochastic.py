@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from refusals import refusals
 from scipy.sparse import coo_array
-from task_problems import SMOOTH, model_of, observations, problem
 import truth
+from truth.task_problems import SMOOTH, model_of, observations, problem
 
 import jax
 from jax.experimental.sparse import BCOO

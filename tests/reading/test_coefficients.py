@@ -4,10 +4,10 @@
 from collections.abc import Callable
 from typing import Any
 
-from agreement import assert_agrees
 import numpy as np
 import pytest
-from regressions import TIME, X2, N, P, X, Y, normal, observe, of_tasks, read, weigh
+from truth.agreement import assert_agrees
+from truth.regressions import TIME, X2, N, P, X, Y, normal, observe, of_tasks, read, weigh
 
 import jax
 from jax import nn

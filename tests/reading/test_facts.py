@@ -10,10 +10,10 @@ from contextlib import ExitStack
 from functools import partial
 from typing import Any
 
-from agreement import assert_agrees
 import numpy as np
 import pytest
-from regressions import (
+from truth.agreement import assert_agrees
+from truth.regressions import (
     RNG,
     TIME,
     N,

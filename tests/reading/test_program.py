@@ -13,7 +13,7 @@ import weakref
 import numpy as np
 import pandas as pd
 import pytest
-from regressions import RNG, N, P, X, Y, observe, rows, weigh
+from truth.regressions import RNG, N, P, X, Y, observe, rows, weigh
 
 import jax
 from jax import random

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from agreement import assert_agrees
 import numpy as np
 import pandas as pd
 import pytest
-from regressions import (
+from truth.agreement import assert_agrees
+from truth.regressions import (
     N,
     P,
     X,

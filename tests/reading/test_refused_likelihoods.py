@@ -3,8 +3,8 @@
 
 import numpy as np
 import pytest
-from regressions import N, P, X, Y, read, regression
 from test_refused_models import assert_says, fit, sample, with_entry
+from truth.regressions import N, P, X, Y, read, regression
 
 from jax import random
 import jax.numpy as jnp

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from regressions import N, P, X, Y, located, normal, observe, read, regression, weigh
+from truth.regressions import N, P, X, Y, located, normal, observe, read, regression, weigh
 
 import jax
 from jax import random

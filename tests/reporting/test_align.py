@@ -5,7 +5,9 @@ from itertools import permutations
 
 import arviz_base
 import arviz_stats
-from known_draws import (
+import numpy as np
+import pytest
+from truth.known_draws import (
     FUNCTIONS,
     PLATES,
     POINTS,
@@ -17,8 +19,6 @@ from known_draws import (
     shuffled,
     with_stats,
 )
-import numpy as np
-import pytest
 import xarray as xr
 
 import numpyro_spikeslab as nss

@@ -2,11 +2,11 @@
 """Credible sets of correlated columns."""
 
 import arviz_base
-from known_draws import DRAWS, coin, pair, variational, with_stats
 import numpy as np
 import pandas as pd
 import pytest
 import truth
+from truth.known_draws import DRAWS, coin, pair, variational, with_stats
 import xarray as xr
 
 import numpyro_spikeslab as nss

@@ -2,11 +2,11 @@
 """Tables of models and Bayes factors, against enumeration and counts."""
 
 import arviz_base
-import enumeration
-from known_draws import chains, pair, variational
 import numpy as np
 import pandas as pd
 import pytest
+from truth import enumeration
+from truth.known_draws import chains, pair, variational
 
 import numpyro_spikeslab as nss
 

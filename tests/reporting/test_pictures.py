@@ -2,7 +2,10 @@
 """Values and labels in the pictures."""
 
 import arviz_base
-from known_draws import (
+import numpy as np
+import pandas as pd
+import pytest
+from truth.known_draws import (
     chains,
     edges_of,
     labelled,
@@ -15,9 +18,6 @@ from known_draws import (
     ticks,
     variational,
 )
-import numpy as np
-import pandas as pd
-import pytest
 import xarray as xr
 
 import numpyro_spikeslab as nss

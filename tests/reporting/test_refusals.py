@@ -2,7 +2,11 @@
 """Messages of tables and pictures about data and arguments that they do not take."""
 
 import arviz_base
-from known_draws import (
+import numpy as np
+import pandas as pd
+import pytest
+from refusals import refusals
+from truth.known_draws import (
     FUNCTIONS,
     POINTS,
     as_data,
@@ -14,10 +18,6 @@ from known_draws import (
     variational,
     with_stats,
 )
-import numpy as np
-import pandas as pd
-import pytest
-from refusals import refusals
 import xarray as xr
 
 from numpyro_spikeslab import (

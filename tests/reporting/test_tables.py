@@ -3,10 +3,10 @@
 
 import arviz_base
 import arviz_stats
-from known_draws import CHAINS, DRAWS, coin, pair, with_stats
 import numpy as np
 import pandas as pd
 import pytest
+from truth.known_draws import CHAINS, DRAWS, coin, pair, with_stats
 
 import numpyro_spikeslab as nss
 

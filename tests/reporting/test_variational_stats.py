@@ -4,11 +4,11 @@
 from collections import namedtuple
 
 import arviz_base
-from known_draws import coin, pair
 import numpy as np
 import pytest
 from scipy import stats
 import truth
+from truth.known_draws import coin, pair
 import xarray as xr
 
 from jax import random

@@ -4,9 +4,10 @@
 import numpy as np
 import pytest
 from scipy import stats
-from scipy.special import betaln, softmax
+from scipy.special import betaln
 from test_exactness import agrees, sampled
 import truth
+from truth.enumeration import sum_over_scales
 
 import jax
 from jax import random
@@ -84,17 +85,16 @@ def model(X, y=None):
 
 def exact_inclusion():
     """The sum over all models, inclusion integrated out and noise on a grid."""
+
+    def log_prior(models, sigma):
+        count = models.sum(1)
+        spikes = betaln(1 + count, 2 + SIZE - count)
+        return spikes + stats.halfnorm.logpdf(sigma) + np.log(sigma)
+
     sigmas = np.exp(np.linspace(np.log(0.1), np.log(4.0), 150))
-    log_joint, models = [], None
-    for sigma in sigmas:
-        exact = truth.enumerate_models(truth.regression(X, Y, sigma, 0.5, 0.8))
-        prior = stats.halfnorm.logpdf(sigma) + np.log(sigma)
-        models = exact.models
-        log_joint.append(exact.log_evidence + exact.log_probs + prior)
-    count = models.sum(1)
-    log_joint += betaln(1 + count, 2 + SIZE - count)
-    probs = softmax(log_joint)
-    return probs.sum(0) @ models, probs.sum(1) @ sigmas
+    at = lambda sigma: truth.regression(X, Y, sigma, 0.5, 0.8)  # noqa: E731
+    sums = sum_over_scales(at, sigmas[:, None], log_prior)
+    return sums[:SIZE], sums[-1]
 
 
 def test_chains_with_learned_scales_have_the_posterior(monkeypatch):

@@ -4,12 +4,13 @@
 Everything here is numpy in float64, written from the definition of the model.
 """
 
+from collections.abc import Callable, Iterable
 from itertools import product
 from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
-from scipy.special import logsumexp
+from scipy.special import logsumexp, softmax
 
 
 class Regression(NamedTuple):
@@ -114,6 +115,21 @@ def share_spikes(posterior: Posterior, groups) -> Posterior:
     total = logsumexp(log_probs)
     log_evidence = posterior.log_evidence + total + (len(groups) - len(firsts)) * np.log(2)
     return Posterior(float(log_evidence), models, log_probs - total, locs, covariances)
+
+
+def sum_over_scales(at: Callable, grid: Iterable, log_prior: Callable) -> np.ndarray:
+    """Inclusion, means of the weights and means of scales that are unknown, one behind the other.
+
+    :param at: the regression at a point of the grid of scales.
+    :param log_prior: of all models (2^P, P) and a point, beside the regression's own.
+    """
+    logs, sums = [], []
+    for point in grid:
+        exact = enumerate_models(at(*point))
+        logs.append(exact.log_evidence + exact.log_probs + log_prior(exact.models, *point))
+        scales = np.broadcast_to(point, (len(exact.models), len(point)))
+        sums.append(np.hstack([exact.models, exact.models * exact.locs, scales]))
+    return softmax(np.concatenate(logs)) @ np.concatenate(sums)
 
 
 def check_draws(exact: Posterior, spikes, slabs, probs=None) -> None:

@@ -3,14 +3,11 @@
 
 from collections.abc import Callable
 from functools import partial
-from itertools import product
 from typing import Any, NamedTuple
 
-import likelihood_cases as cases
-from likelihood_cases import data_of
 import numpy as np
 from scipy import stats
-from scipy.special import expit, logsumexp
+from scipy.special import expit
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +17,8 @@ from numpyro import handlers
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
+from truth import likelihood_cases as cases
+from truth.likelihood_cases import data_of
 
 N, P = cases.NUM_OBS, cases.NUM_WEIGHTS
 # symmetric, so that it masks the same observations in reverse order
@@ -56,11 +55,10 @@ class Density(NamedTuple):
     normal: tuple[str, ...]
 
     def log_evidence(self, values: dict[str, Any], slopes: dict[str, Any], mean: Any) -> float:
-        """What no bound exceeds, with other sites at ``values + slopes (w - mean)``: the sum over
-        all models of the density, by the trapezoidal rule over slabs."""
+        """What no bound exceeds, with other sites at ``values + slopes (w - mean)``."""
         inclusion = values.get("inclusion", cases.INCLUSION)
         X, y = (np.asarray(x) for x in (self.args[0], self.args[-1]))
-        firsts = np.unique(self.kind.groups or np.arange(P), return_index=True)[1]
+        num_spikes = P if self.kind.groups is None else max(self.kind.groups) + 1
 
         def log_joint(w):
             at = values | {k: values[k] + (w - mean) @ x for k, x in slopes.items()}
@@ -69,17 +67,9 @@ class Density(NamedTuple):
             total = np.sum(np.where(self.kind.count > 0, self.kind.count * log_density, 0), axis=-1)
             return total + sum(prior.logpdf(at[k]) for k, (_, prior) in self.kind.priors.items())
 
-        total = []
-        for model in product((0, 1), repeat=P):
-            if self.kind.groups is None or all(
-                model[k] == model[firsts[g]] for k, g in enumerate(self.kind.groups)
-            ):
-                spikes = np.array(model)[firsts]
-                prior = np.sum(np.where(spikes, np.log(inclusion), np.log1p(-inclusion)))
-                slab = values.get("slab_scale", cases.SLAB)
-                w, log_weights = quadrature(np.flatnonzero(model), slab)
-                total.append(prior + logsumexp(log_weights + log_joint(w)))
-        return float(logsumexp(total))
+        slab = np.full(P, values.get("slab_scale", cases.SLAB))
+        inclusion = np.full(num_spikes, inclusion)
+        return cases.sum_over_models(log_joint, inclusion, slab, self.kind.groups).log_evidence
 
 
 class Tasks(NamedTuple):
@@ -98,18 +88,6 @@ class Tasks(NamedTuple):
             task.log_evidence(*({k: x[q] for k, x in part.items()} for part in (values, slopes)), w)
             for q, (task, w) in enumerate(zip(self.each, mean, strict=True))
         )
-
-
-def quadrature(places: np.ndarray, scale: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Weights (S, P), zero but at these places, and logs of their shares of the slabs."""
-    nodes = np.linspace(-5, 5, 67)
-    log_shares = np.log(nodes[1] - nodes[0]) + stats.norm.logpdf(nodes)
-    grid = np.array(list(product(nodes, repeat=len(places))))
-    # without a place there is one row
-    w = np.zeros((len(grid), P))
-    w[:, places] = scale * grid
-    shares = np.array(list(product(log_shares, repeat=len(places))))
-    return w, np.sum(shares, axis=1)
 
 
 def regression(name: str, X: Any, y: Any = None) -> None:

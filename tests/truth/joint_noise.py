@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 from scipy import stats
-import truth
-from truth import Case, log_density, regression, weights
 
 import jax.numpy as jnp
 
 import numpyro
 import numpyro.distributions as dist
+
+import truth
+from truth import Case, log_density, regression, weights
 
 N = 20
 X = truth.design("correlated")

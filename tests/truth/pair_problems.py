@@ -3,11 +3,11 @@
 
 import numpy as np
 from scipy.special import expit
-import truth
 
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import pairs
+import truth
 
 PRECISION = 1.0 / 0.5**2
 

@@ -7,7 +7,6 @@ They are a regression in which all but the first of a group have an inclusion of
 from typing import Any
 
 import numpy as np
-import truth
 
 import jax.numpy as jnp
 
@@ -15,6 +14,7 @@ import numpyro
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
+import truth
 
 
 def grouped_model(X, y=None):

@@ -7,13 +7,6 @@ Regressions are numpy in float64, written from the definition of the model and n
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from enumeration import (  # noqa: F401
-    Regression,
-    check_draws,
-    enumerate_models,
-    regression,
-    share_spikes,
-)
 import numpy as np
 from scipy import stats
 
@@ -23,6 +16,13 @@ import numpyro
 import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
+from truth.enumeration import (  # noqa: F401
+    Regression,
+    check_draws,
+    enumerate_models,
+    regression,
+    share_spikes,
+)
 
 # Designs
 

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from tinygp import kernels
-import truth
 
 import jax
 from jax import random
@@ -25,6 +24,7 @@ from numpyro_spikeslab.fitting.posterior import Engine, FunctionFactors, Posteri
 from numpyro_spikeslab.fitting.starts import start_random
 from numpyro_spikeslab.reading.reader import Reader, Reading
 from numpyro_spikeslab.reading.view import View
+import truth
 
 N, Q, M = 15, 6, 2
 SMOOTH = kernels.ExpSquared(1.0)

@@ -6,11 +6,8 @@ from functools import cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from planted import plant
 from scipy import integrate, stats
-from task_problems import Problem, model_of, problem
 from tinygp import kernels
-import truth
 
 import jax.numpy as jnp
 
@@ -20,6 +17,9 @@ import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.models.kernel_priors import length_scale_prior
+import truth
+from truth.planted import plant
+from truth.task_problems import Problem, model_of, problem
 
 N, Q, M = 14, 3, 2
 X = np.linspace(0.0, 3.0, N)

@@ -204,24 +204,34 @@ def truth_of(
     scale: Any = SLAB,
     count: Any = 1.0,
 ) -> Truth:
+    """Sum over the models of a case, whose observations count as often as that."""
+    inclusion, scale = (np.broadcast_to(x, X.shape[1]) for x in (inclusion, scale))
+    y = np.where(np.broadcast_to(count, len(y)) > 0, y, 0)
+    log_density = lambda w: np.sum(count * case.log_density(y, w @ X.T), axis=1)  # noqa: E731
+    return sum_over_models(log_density, inclusion, scale)
+
+
+def sum_over_models(
+    log_density: Callable, inclusion: np.ndarray, scale: np.ndarray, groups: Any = None
+) -> Truth:
     """Sum over all models, with the slabs integrated out.
 
-    :param inclusion: prior of each column, 1 for a coefficient.
+    :param log_density: of the observations, given weights (S, P).
+    :param inclusion: prior of each column, or of each group of them; 1 for a coefficient.
     :param scale: of each slab.
-    :param count: how often each observation counts.
     """
-    P = X.shape[1]
-    inclusion, scale = np.broadcast_to(inclusion, P), np.broadcast_to(scale, P)
-    y = np.where(np.broadcast_to(count, len(y)) > 0, y, 0)
+    P = len(scale)
     log_evidences, means, models = [], [], []
-    for model in product((0, 1), repeat=P):
-        prior, places = np.prod(np.where(model, inclusion, 1 - inclusion)), np.flatnonzero(model)
+    for spikes in product((0, 1), repeat=len(inclusion)):
+        model = np.take(spikes, np.arange(P) if groups is None else groups)
+        prior, places = np.prod(np.where(spikes, inclusion, 1 - inclusion)), np.flatnonzero(model)
         if prior == 0:
             continue
 
         def log_joint(w, places=places):
-            log_density = np.sum(count * case.log_density(y, w @ X[:, places].T), axis=1)
-            return log_density + np.sum(stats.norm.logpdf(w, 0, scale[places]), axis=1)
+            every = np.zeros((len(w), P))
+            every[:, places] = w
+            return log_density(every) + np.sum(stats.norm.logpdf(w, 0, scale[places]), axis=1)
 
         log_evidence, mean = _integral(log_joint, scale[places])
         log_evidences.append(np.log(prior) + log_evidence)
@@ -233,10 +243,14 @@ def truth_of(
     return Truth(probs @ np.array(models), probs @ np.array(means), float(total))
 
 
+NUM_NODES = 41
+"""Nodes of the integrals, along each axis."""
+
+
 def _integral(log_joint: Callable, scale: np.ndarray) -> tuple[float, np.ndarray]:
     """Integrate a density by the trapezoidal rule, in units of its standard deviations, which the
     first turns only learn; also return its mean."""
-    mean, root, size = np.zeros(len(scale)), np.diag(scale), 41
+    mean, root, size = np.zeros(len(scale)), np.diag(scale), NUM_NODES
     nodes = np.linspace(-6, 6, size)
     grid = np.array(list(product(nodes, repeat=len(scale)))).reshape(size ** len(scale), -1)
     for _ in range(5):
