@@ -25,7 +25,6 @@ from numpyro_spikeslab.fitting.predict import (
     refuse_traced,
     transform,
 )
-from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.support.messages import bad
@@ -319,7 +318,6 @@ class PairedGuide(SpikeSlabGuide):
             ((4, 3), (4,))
         """
         shape = () if num_chains is None else (num_chains,)
-        trace = abstract_trace(self.model, args, kwargs)
         if rng_key is None:
             medians = self.median(params, *args, **kwargs)
             draws = {k: jnp.broadcast_to(x, (*shape, *jnp.shape(x))) for k, x in medians.items()}
@@ -327,7 +325,7 @@ class PairedGuide(SpikeSlabGuide):
             draws = self.sample_posterior(rng_key, params, *args, sample_shape=shape, **kwargs)
         values = {name: draws[name] for name in [*self.sites.sampled, *self.sites.others]}
         # a fit may reach the end of the interval, where no chain can start
-        for name, value in values.items():
-            if trace[name]["fn"].support == constraints.unit_interval:
-                values[name] = jnp.clip(value, 1e-6, 1 - 1e-6)
+        for name, point in self.points.sites.items():
+            if point.support == constraints.unit_interval:
+                values[name] = jnp.clip(values[name], 1e-6, 1 - 1e-6)
         return values
