@@ -21,7 +21,6 @@ from numpyro_spikeslab.fitting.pattern_factors import PatternFactors
 from numpyro_spikeslab.fitting.points import init_to_prior_mean
 from numpyro_spikeslab.fitting.predict import checked_rows, predict, refuse_traced, transform
 from numpyro_spikeslab.fitting.single_effects import Effects, effects_of
-from numpyro_spikeslab.reading.model_run import abstract_trace
 from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import full_precision
@@ -294,7 +293,6 @@ class PairedGuide(SpikeSlabGuide):
             ((4, 3), (4,))
         """
         shape = () if num_chains is None else (num_chains,)
-        trace = abstract_trace(self.model, args, kwargs)
         if rng_key is None:
             medians = self.median(params, *args, **kwargs)
             draws = {k: jnp.broadcast_to(x, (*shape, *jnp.shape(x))) for k, x in medians.items()}
@@ -302,7 +300,7 @@ class PairedGuide(SpikeSlabGuide):
             draws = self.sample_posterior(rng_key, params, *args, sample_shape=shape, **kwargs)
         values = {name: draws[name] for name in [*self.sites.sampled, *self.sites.others]}
         # a fit may reach the end of the interval, where no chain can start
-        for name, value in values.items():
-            if trace[name]["fn"].support == constraints.unit_interval:
-                values[name] = jnp.clip(value, 1e-6, 1 - 1e-6)
+        for name, point in self.points.sites.items():
+            if point.support == constraints.unit_interval:
+                values[name] = jnp.clip(values[name], 1e-6, 1 - 1e-6)
         return values

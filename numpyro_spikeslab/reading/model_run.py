@@ -91,13 +91,12 @@ def _concrete_rows(site: dict[str, Any]) -> Any:
 
 class _Inputs(Messenger):
     """Makes variables of the values of latent sites, params and weights, at which a program can be
-    cut; in loops and branches of NumPyro's own it cannot."""
+    cut; but not within NumPyro's loops and branches."""
 
     def __init__(self) -> None:
         super().__init__()
         self.values: dict[str, Any] = {}
         self.weights: dict[str, Any] = {}
-        self.can_be_cut = True
 
     def postprocess_message(self, msg: dict[str, Any]) -> None:
         """Replace the value of a message, before it is traced."""
@@ -108,9 +107,7 @@ class _Inputs(Messenger):
         is_latent = msg["type"] == "sample" and not msg["is_observed"]
         if not (is_latent or is_product or msg["type"] == "param"):
             return
-        if "_control_flow_done" in msg:
-            self.can_be_cut = False
-        else:
+        if "_control_flow_done" not in msg:
             msg["value"] = jax.tree.map(_variable, msg["value"])
         if is_product:
             msg["intermediates"] = [msg["value"]]
@@ -163,27 +160,26 @@ def trace_model(
         pairs, values = pairs_of(sites), inputs.values
         parts = {name: values.pop(name) for pair in pairs for name in pair.shapes}
         weights = {k: inputs.weights.get(k, jnp.zeros(shape)) for k, shape, *_ in pairs}
-        seen.extend((sites, pairs, inputs.can_be_cut))
+        seen.extend((sites, pairs))
         arguments = values, weights, parts
         return _results_of(trace, pairs, arguments), arguments
 
     closed, shapes = jax.make_jaxpr(run, return_shape=True)()
-    sites, pairs, can_be_cut = seen
+    sites, pairs = seen
     out_tree, in_tree = (jax.tree.structure(x) for x in shapes)
     outvars, split = closed.jaxpr.outvars, len(jax.tree.leaves(shapes[0]))
     values, _, parts = jax.tree.unflatten(in_tree, outvars[split:])
     first, tree = jax.tree.flatten(values | parts)
     generic = cut_program(closed, [], first, jax.tree.structure(()), tree)
-    if can_be_cut:
+    if not any("_control_flow_done" in site for site in sites.values()):
         cut = cut_program(closed, outvars[split:], outvars[:split], in_tree, out_tree)
-    else:
+        return ModelTrace(sites, pairs, *generic, *cut)
 
-        def again(*arguments):
-            data = dict(x for named in arguments for x in named.items())
-            return _results_of(run_model(model, args, kwargs, data), pairs, arguments)
+    def again(values, weights, parts):
+        trace = run_model(model, args, kwargs, values | weights | parts)
+        return _results_of(trace, pairs, (values, weights, parts))
 
-        cut = trace_program(again, *shapes[1])
-    return ModelTrace(sites, pairs, *generic, *cut)
+    return ModelTrace(sites, pairs, *generic, *trace_program(again, *shapes[1]))
 
 
 def _generic_trace(
