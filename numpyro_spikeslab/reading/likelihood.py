@@ -251,26 +251,23 @@ def has_density(fn: dist.Distribution) -> bool:
     return Normal.fits(fn) or base_of(fn).event_dim == 0
 
 
-Counted = Callable[[Any, Any, Any], Augmentation]
-"""Makes an augmentation from a distribution, observations and how often each counts."""
-
-
 class Link(NamedTuple):
     """A distribution that is a mixture of Gaussians in the predictor, by one of its parameters.
 
     - **distribution** - its type.
     - **parameter** - the name of the parameter that the predictor gives.
     - **function** - that parameter as a function of the predictor.
-    - **mixture** - its augmentation, if each observation counts once.
-    - **repeated** - its augmentation otherwise, with all counts of an observation at once; `None`
-      if there is none.
+    - **mixture** - makes the augmentation from the distribution, the observations and how often
+      each counts, if that is once.
+    - **repeated** - likewise otherwise, with all counts of an observation at once; `None` if there
+      is no such augmentation.
     """
 
     distribution: type
     parameter: str
     function: Callable[[Any], Any]
-    mixture: Counted
-    repeated: Counted | None = None
+    mixture: Callable[..., Augmentation]
+    repeated: Callable[..., Augmentation] | None = None
 
 
 def _trials(fn: Any, y: Any, count: Any) -> Augmentation:

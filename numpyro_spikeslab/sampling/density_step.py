@@ -73,8 +73,8 @@ class AdaptState(NamedTuple):
 
     - **i** - number of steps so far.
     - **num_warmup** - number of steps of the warm-up.
-    - **moments** - running moments of the predictor and of the slopes of the log density.
     - **log_density** - of the observations at the start of the chain.
+    - **moments** - running moments of the predictor and of the slopes of the log density.
     - **accept_prob** - acceptance probability of the step; 1 for a local one, 0 if the Gaussian
       could not move the pairs.
     - **mean_accept_prob**, **num_tried** - mean of those of the warm-up with the Gaussian, and
