@@ -29,7 +29,7 @@ os.environ["MPLBACKEND"] = "Agg"
 DURATIONS = Path(__file__).with_name("durations.txt")
 """The seconds of one core that tests take, and their names; `pytest --measure` writes them."""
 
-LISTED, SLOW, EXHAUSTIVE = 1.0, 4.0, 40.0
+LISTED, SLOW, EXHAUSTIVE = 1.0, 2.0, 40.0
 """The seconds from which a test is listed, slow and exhaustive."""
 
 lines = DURATIONS.read_text().splitlines() if DURATIONS.exists() else []

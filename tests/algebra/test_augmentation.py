@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from scipy.special import log_expit
+from truth.enumeration import agrees
 
 import jax
 from jax import random
@@ -80,12 +81,6 @@ cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def log_of(stand_in, f):
     precision, target, log_norm = (np.asarray(x, float) for x in stand_in)
     return log_norm - 0.5 * precision * (target - f) ** 2
-
-
-def agrees(draws, expected):
-    """Whether means over the first axis agree; a false alarm in 1 of a million comparisons."""
-    error = draws.std(axis=0) / np.sqrt(len(draws))
-    return bool(np.all(np.abs(draws.mean(axis=0) - expected) < 4.9 * error))
 
 
 def grid_of(case, low=-40.0, high=40.0):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from scipy.special import gammaln, log_expit
+from truth.enumeration import agrees
 
 import jax
 from jax import lax, nn, random
@@ -80,12 +81,6 @@ def chains(density, log_odds, num_sweeps=30, spikes=0, sets=None):
         return state, jnp.mean(accepted)
 
     return jax.jit(jax.vmap(chain))(random.split(KEY, CHAINS))
-
-
-def agrees(draws, expected):
-    """Whether means agree; a false alarm in 1 of a million comparisons."""
-    error = draws.std(axis=0) / np.sqrt(len(draws))
-    return bool(np.all(np.abs(draws.mean(axis=0) - expected) < 4.9 * error + 1e-5))
 
 
 @pytest.mark.parametrize("name", DENSITIES)

@@ -8,8 +8,7 @@ import pytest
 from refusals import refusals
 from scipy.sparse import coo_array
 from tinygp import kernels
-from truth.planted import plant
-from truth.task_problems import model_of, observations, problem
+from truth.task_problems import model_of, observations, plant, problem
 
 import jax
 from jax import random

@@ -191,10 +191,10 @@ MINUTES = {
 }
 
 
-def quick_and_exhaustive(quick, exhaustive):
+def parameters(joints, longer):
     """Make parameters of two dictionaries, of which the second is for releases."""
-    marked = [pytest.param(x, id=k, marks=pytest.mark.exhaustive) for k, x in exhaustive.items()]
-    return [*(pytest.param(x, id=name) for name, x in quick.items()), *marked]
+    marked = [pytest.param(x, id=k, marks=pytest.mark.exhaustive) for k, x in longer.items()]
+    return [*(pytest.param(x, id=name) for name, x in joints.items()), *marked]
 
 
 def data_site(trace):
@@ -274,7 +274,7 @@ def changes_of_the_joint(joint):
     return z, stats.norm.isf(1e-3 / 2 / z.size)
 
 
-@pytest.mark.parametrize("make", quick_and_exhaustive(JOINTS, MINUTES))
+@pytest.mark.parametrize("make", parameters(JOINTS, MINUTES))
 def test_steps_keep_the_joint(make, x64, monkeypatch):
     # fewer weights in a block than tasks
     monkeypatch.setattr(weights_of_function, "NUM_TASKS", 2)

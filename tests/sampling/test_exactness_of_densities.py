@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-from test_exactness import DESIGN, Joint, beside_nuts, changes_of_the_joint, quick_and_exhaustive
+from test_exactness import DESIGN, Joint, beside_nuts, changes_of_the_joint, parameters
 from test_latent_gibbs import MATERN, SEEN, M, Q, X as INPUTS, composite
 
 from jax import random
@@ -139,7 +139,7 @@ MINUTES = {
 }
 
 
-@pytest.mark.parametrize("make", quick_and_exhaustive(JOINTS, MINUTES))
+@pytest.mark.parametrize("make", parameters(JOINTS, MINUTES))
 def test_steps_keep_the_joint(make, x64):
     z, bound = changes_of_the_joint(make())
     assert np.all(np.isfinite(z)) and np.max(z) < bound

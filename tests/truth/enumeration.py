@@ -158,3 +158,9 @@ def check_draws(exact: Posterior, spikes, slabs, probs=None) -> None:
         bound = stats.norm.isf(1e-5 / 2) * draws.std(axis=0) / np.sqrt(size)
         floor = 1e-12 if slabs.dtype == float else 1e-5
         assert np.all(np.abs(draws.mean(axis=0) - mean) < bound + floor)
+
+
+def agrees(draws: np.ndarray, expected: np.ndarray) -> bool:
+    """Whether means of independent draws agree; a false alarm in 1 of a million comparisons."""
+    error = draws.std(axis=0) / np.sqrt(len(draws))
+    return bool(np.all(np.abs(draws.mean(axis=0) - expected) < 4.9 * error + 1e-5))

@@ -18,8 +18,7 @@ import numpyro.distributions as dist
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.models.kernel_priors import length_scale_prior
 import truth
-from truth.planted import plant
-from truth.task_problems import Problem, model_of, problem
+from truth.task_problems import Problem, model_of, plant, problem
 
 N, Q, M = 14, 3, 2
 X = np.linspace(0.0, 3.0, N)
