@@ -206,7 +206,7 @@ def _fit(keys: Any, model: TableModel, table: Table, size: int) -> TableFit:
         prior, start = {"inclusion": (one, other)}, {"inclusion_auto_loc": one / (one + other)}
     guide = PairedGuide(model.at(prior))
     svi = CAVI(guide.model, guide)
-    options = {"tol": TOLERANCE, "progress_bar": False, "init_params": start}
+    options: dict[str, Any] = {"tol": TOLERANCE, "progress_bar": False, "init_params": start}
     result = svi.run(key_fit, NUM_STEPS, columns, **options, **data)
     params = result.params
     draws = guide.sample_posterior(key_draws, params, columns, sample_shape=(size,), **data)
