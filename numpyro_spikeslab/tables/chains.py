@@ -198,12 +198,16 @@ def _begin(
 
 def _fit(keys: Any, model: TableModel, table: Table, size: int) -> TableFit:
     (key_fit, key_draws), (columns, data, prior, _) = keys, table
+    start = {}
     if "inclusion" in prior:
         # below 1 the density of the probability has no maximum
-        prior = {"inclusion": tuple(jnp.maximum(x, 1.0) for x in prior["inclusion"])}
+        one, other = (jnp.maximum(x, 1.0) for x in prior["inclusion"])
+        # a guide starts at the prior mean, which it does not know of traced concentrations
+        prior, start = {"inclusion": (one, other)}, {"inclusion_auto_loc": one / (one + other)}
     guide = PairedGuide(model.at(prior))
     svi = CAVI(guide.model, guide)
-    result = svi.run(key_fit, NUM_STEPS, columns, tol=TOLERANCE, progress_bar=False, **data)
+    options: dict[str, Any] = {"tol": TOLERANCE, "progress_bar": False, "init_params": start}
+    result = svi.run(key_fit, NUM_STEPS, columns, **options, **data)
     params = result.params
     draws = guide.sample_posterior(key_draws, params, columns, sample_shape=(size,), **data)
     latents = {name: x for name, x in draws.items() if name != "w"}
