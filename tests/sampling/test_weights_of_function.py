@@ -15,7 +15,6 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.covariance import Dense
 from numpyro_spikeslab.algebra.pairs import Prior
-from numpyro_spikeslab.reading.function_prior import FunctionPrior
 from numpyro_spikeslab.sampling.function_state import Fixed, Function, Integrated, State
 from numpyro_spikeslab.sampling.weights_of_function import gibbs_block, take_column
 
@@ -43,7 +42,7 @@ def covariance(length):
 def integrated(members):
     """The last function's column, with these functions integrated out."""
     residual = jnp.asarray(Y - PHI.T @ W.T + PHI[members].T @ W[:, members].T)
-    prior = FunctionPrior(None, jnp.asarray(MU), None, {})
+    prior = SimpleNamespace(mean=jnp.asarray(MU))
     now = SimpleNamespace(at=SimpleNamespace(prior=Prior(jnp.full((Q, M), -0.4), None)))
     fixed = Fixed(now, jnp.asarray(SEEN / NOISE**2), prior, True, True, True)
     arrays = map(jnp.asarray, (VARIANCE, residual))
