@@ -261,8 +261,7 @@ def interrupted(monkeypatch, calls):
             raise KeyboardInterrupt
         return real(*args)
 
-    for module in (rounds, run_module):
-        monkeypatch.setattr(module, "advance", advance)
+    monkeypatch.setattr(ascent, "advance", advance)
 
 
 @pytest.mark.parametrize("num_restarts", [1, 3])
