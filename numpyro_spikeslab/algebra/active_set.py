@@ -15,13 +15,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_spikeslab.algebra.heredity import AnyPrior
-from numpyro_spikeslab.algebra.pairs import (
-    Design,
-    Prior,
-    coordinates,
-    feature_squares,
-    predictor,
-)
+from numpyro_spikeslab.algebra.pairs import Design, Prior, coordinates, feature_squares, predictor
 
 # Weights that enter the active set at once, before a sweep.
 CHUNK = 16

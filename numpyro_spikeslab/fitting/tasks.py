@@ -13,11 +13,7 @@ from numpyro_spikeslab.algebra.families import Expectation, PairedMeanField
 from numpyro_spikeslab.algebra.observations import Grid, Sparse
 from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks
-from numpyro_spikeslab.algebra.task_sweeps import (
-    TaskSums,
-    masked_sweep,
-    task_sweep,
-)
+from numpyro_spikeslab.algebra.task_sweeps import TaskSums, masked_sweep, task_sweep
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.view import View
 

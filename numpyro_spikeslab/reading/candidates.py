@@ -7,11 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.reading.form import (
-    CoefficientSite,
-    Form,
-    task_axis,
-)
+from numpyro_spikeslab.reading.form import CoefficientSite, Form, task_axis
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.probe import Verdict, find_verdict
 from numpyro_spikeslab.reading.program import Program, are_concrete, stand_ins

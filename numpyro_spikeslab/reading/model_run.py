@@ -27,12 +27,7 @@ from numpyro_spikeslab.models.primitives import MARK, Functions
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.likelihood import Observed, has_density
 from numpyro_spikeslab.reading.program import Program, cut_program, trace_program
-from numpyro_spikeslab.reading.sites import (
-    SET,
-    Pair,
-    find_function_sites,
-    functions_of,
-)
+from numpyro_spikeslab.reading.sites import SET, Pair, find_function_sites, functions_of
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.priors import base_of
 

@@ -21,11 +21,7 @@ from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design
 from numpyro_spikeslab.models.distributions import GaussianFunctions
 from numpyro_spikeslab.reading.candidates import candidates, only_known, settle
 from numpyro_spikeslab.reading.checks import check_trace, check_verdict
-from numpyro_spikeslab.reading.coefficient_rows import (
-    covariate_rows,
-    dense_rows,
-    statistics_at,
-)
+from numpyro_spikeslab.reading.coefficient_rows import covariate_rows, dense_rows, statistics_at
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.function_prior import KnownFunctions, kernel_of
 from numpyro_spikeslab.reading.linear import Linear, shared_rows
@@ -44,11 +40,7 @@ from numpyro_spikeslab.reading.provenance import provenance, union
 from numpyro_spikeslab.reading.roles import Index, NoiseRole, Role
 from numpyro_spikeslab.reading.rounding import sweeps_of
 from numpyro_spikeslab.reading.sites import find_pairs, functions_of, is_latent
-from numpyro_spikeslab.reading.view import (
-    View,
-    view,
-    whitened_design,
-)
+from numpyro_spikeslab.reading.view import View, view, whitened_design
 from numpyro_spikeslab.support.devices import fetched, mesh_of_several, on_every_device
 from numpyro_spikeslab.support.priors import is_plain, is_unbounded
 

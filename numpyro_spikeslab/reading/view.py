@@ -9,12 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.observations import Grid, Observations
-from numpyro_spikeslab.algebra.pairs import (
-    CHANGING_BLOCK_SIZE,
-    Design,
-    Prior,
-    block_design,
-)
+from numpyro_spikeslab.algebra.pairs import CHANGING_BLOCK_SIZE, Design, Prior, block_design
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.likelihood import Observed
 from numpyro_spikeslab.reading.model_run import Problem

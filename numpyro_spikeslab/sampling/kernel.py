@@ -123,13 +123,17 @@ class BlockKernel(MCMCKernel):
         if init_params and are_concrete(init_params):
             # compiled, where distributions do not check their parameters
             is_inside = over_chains(partial(compiled, inside, once=once))(z)
-            for name in (name for name, x in is_inside.items() if not np.all(x)):
-                support = reading.trace.sites[name]["fn"].support
-                what = f"{self._user}: init_params[{name!r}]"
-                raise bad(what, np.asarray(init_params[name]), f"values in {support}")
+            self._refuse_outside(reading, init_params, is_inside)
         state = over_chains(start)(rng_key, z)
         self._check(reading, state)
         return state
+
+    def _refuse_outside(self, reading: Reading, given: dict[str, Any], is_inside: Any) -> None:
+        """Refuse start values that are not in the support of their site."""
+        for name in (name for name, x in is_inside.items() if not np.all(x)):
+            support = reading.trace.sites[name]["fn"].support
+            what = f"{self._user}: init_params[{name!r}]"
+            raise bad(what, np.asarray(given[name]), f"values in {support}")
 
     def _own_sites(self, reading: Reading, values: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         """Return names and shapes of the sites that the kernel draws: all that no block holds."""

@@ -27,11 +27,7 @@ from numpyro_spikeslab.algebra.part_of_columns import sweep_some
 from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.pattern_sweeps import gibbs_sweep
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks
-from numpyro_spikeslab.algebra.task_sweeps import (
-    TaskSums,
-    masked_sweep,
-    task_sweep,
-)
+from numpyro_spikeslab.algebra.task_sweeps import TaskSums, masked_sweep, task_sweep
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 from numpyro_spikeslab.models.primitives import weights
 from numpyro_spikeslab.reading.coefficient_rows import (

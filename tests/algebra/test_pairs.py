@@ -19,11 +19,7 @@ from numpyro_spikeslab.algebra import pairs, task_sweeps
 from numpyro_spikeslab.algebra.families import Expectation, PairedMeanField
 from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.pattern_sweeps import gibbs_sweep
-from numpyro_spikeslab.algebra.task_sweeps import (
-    TaskSums,
-    masked_sweep,
-    task_sweep,
-)
+from numpyro_spikeslab.algebra.task_sweeps import TaskSums, masked_sweep, task_sweep
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 
 # compiled once for all tests of the same shapes

@@ -15,12 +15,7 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.families import PairedMeanField, PatternMeanField
 from numpyro_spikeslab.algebra.pairs import block_design
 from numpyro_spikeslab.algebra.partition import Partition, every_pattern, joined
-from numpyro_spikeslab.algebra.patterns import (
-    SetFactors,
-    conditional_of,
-    prior_slabs,
-    slabs_given,
-)
+from numpyro_spikeslab.algebra.patterns import SetFactors, conditional_of, prior_slabs, slabs_given
 
 
 def one_set(size, *, shared=False):
