@@ -19,7 +19,8 @@ extensions = [
     "sphinx.ext.doctest",
     "sphinx.ext.mathjax",
 ]
-exclude_patterns = ["_build"]
+# the programs that make the page of benchmarks, and a part of it
+exclude_patterns = ["_build", "benchmarks"]
 
 html_theme = "furo"
 html_title = f"{project} {version.partition('+')[0]}"

@@ -266,7 +266,7 @@ def read(model: Callable, *args: Any) -> Any:
 
 
 def log_likelihood(problem: Any, f: Any) -> Any:
-    return DensityAt(problem, {}, problem.run({}, of=problem.likelihood)).log_density(f)
+    return DensityAt(problem, {}, problem.run({}, of=problem.observations)).log_density(f)
 
 
 @pytest.mark.parametrize("dtype", [bool, np.int8, np.uint8, np.int32, np.float16, np.float32])

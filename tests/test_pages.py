@@ -39,7 +39,10 @@ def run_script(page: str, folder: Path) -> dict[str, Any]:
     return names
 
 
-PATHS = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+PATHS = [
+    ROOT / "README.md",
+    *sorted(p for p in DOCS.rglob("*.md") if p.parent.name != "benchmarks"),
+]
 ALL_PAGES = [path.relative_to(ROOT).as_posix() for path in PATHS]
 SCRIPTS = [page for page in ALL_PAGES if page not in EXCERPTS and blocks(page)]
 

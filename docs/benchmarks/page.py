@@ -17,7 +17,7 @@ from time import perf_counter, strftime
 from timing import HEADER
 
 HERE = Path(__file__).parent
-PAGE = HERE.parents[1] / "docs" / "benchmarks.md"
+PAGE = HERE.with_suffix(".md")
 PROGRAMS = ("boston", "mixing", "equal_time", "cavi", "likelihoods", "one_call")
 TOP = """\
 # Benchmarks

@@ -17,11 +17,12 @@ from numpyro_spikeslab.algebra.sparse_sums import Entries, Side, at_entries, sid
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Grid:
-    """A whole table, whose missing entries have no precision. Relative precisions ``z`` have one
-    column where all tasks agree. Its arrays have L entries if it is :class:`Sparse`."""
+    """A dense table, whose missing entries have a precision of 0. Relative precisions ``z`` have
+    one column where all tasks agree."""
 
     shape: tuple[int, int] = field(metadata={"static": True})
 
+    # which entries there are: all
     where = None
 
     @property
@@ -29,12 +30,12 @@ class Grid:
         """The number of observations."""
         return self.shape[0] * self.shape[1]
 
-    def flat(self, x: Float[Array, "N #Q"]) -> Array:
-        """Return numbers of all observations as they are kept."""
+    def stored(self, x: Float[Array, "N #Q"]) -> Array:
+        """Return numbers of all observations in the shape that the layout keeps."""
         return x
 
-    def first(self, x: Float[Array, "#N #Q"]) -> Float[Array, " Q"]:
-        """Return numbers of the tasks that are the same at all points."""
+    def per_task(self, x: Float[Array, "#N #Q"]) -> Float[Array, " Q"]:
+        """Return a number for each task, given numbers that are equal at all points."""
         return jnp.broadcast_to(x[0], self.shape[1])
 
     def by_task(self, x: Float[Array, "N #Q"]) -> Float[Array, " Q"]:
@@ -54,7 +55,7 @@ class Grid:
         return phi.T @ w.T
 
     def moments(self, weights: Any, *moments: Float[Array, "M N"]) -> tuple[Any, Any]:
-        """Compute mean and variance of what they mix, from means and variances of functions."""
+        """Compute mean and variance of the predictor, from means and variances of functions."""
         mean, variance = weights.mixed(*moments)
         return mean.T, variance.T
 
@@ -62,8 +63,8 @@ class Grid:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Sparse:
-    """L observed entries of a table, and the same by row and by column, with the methods of
-    :class:`Grid`."""
+    """L observed entries of a table, and the same by row and by column. Its methods are those of
+    :class:`Grid`, on arrays of L entries."""
 
     where: Entries
     by_rows: Side
@@ -74,7 +75,7 @@ class Sparse:
     def of(
         cls, where: Any, shape: tuple[int, int], num_features: int, mesh: Mesh | None = None
     ) -> "Sparse":
-        """Group the entries of a table, (N, Q), which the devices of a mesh share."""
+        """Group the observed entries of an (N, Q) table by row and by column, over a mesh."""
         rows, columns = (np.asarray(x) for x in where)
         devices = 1 if mesh is None else mesh.size
         by_rows = side_of(rows, columns, shape[0], num_features, devices)
@@ -94,10 +95,10 @@ class Sparse:
     def size(self) -> int:
         return len(self.where.rows)
 
-    def flat(self, x: Float[Array, "L 1"]) -> Array:
+    def stored(self, x: Float[Array, "L 1"]) -> Array:
         return x[:, 0]
 
-    def first(self, x: Float[Array, "#L 1"]) -> Float[Array, " Q"]:
+    def per_task(self, x: Float[Array, "#L 1"]) -> Float[Array, " Q"]:
         # what a task without entries has is known only if all tasks share it
         shared = jnp.ones(()) if x.size > 1 else x[0, 0]
         return jnp.full(self.shape[1], shared).at[self.where.columns].set(x[:, 0])

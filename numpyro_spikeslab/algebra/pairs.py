@@ -3,8 +3,8 @@
 
 A weight is ``w = s * w_tilde`` with ``w_tilde ~ N(0, sigma_w^2)`` and ``s ~ Bernoulli(pi)``. A
 sweep visits each pair given all others and puts its expectation back (paired mean field) or a draw
-(paired Gibbs); nothing else differs. Such an update has the methods ``put``, what a visit puts
-back; ``put_set``, the same for a set of weights; and ``outcome``, what a sweep returns.
+(paired Gibbs); nothing else differs. An update has the methods ``put``, what a visit puts back;
+``put_set``, the same for a set of weights; and ``outcome``, the new weights given all conditionals.
 """
 
 from functools import partial
@@ -21,9 +21,9 @@ from numpyro_spikeslab.algebra import variates
 # Features per block of a design. A sum for each single feature is bound by latency; with some
 # hundreds of features the Gram matrices of the blocks outweigh the design itself.
 BLOCK_SIZE = 128
-# The same where the Gram matrices change in every step, so that they cost less than a sweep.
+# Features per block where Gram matrices change in every step, so that they cost less than a sweep.
 CHANGING_BLOCK_SIZE = 16
-# Features above which it pays to leave some out, and most weights that are not zero for that.
+# Above as many features products take only those whose weights are not 0, if these are few enough.
 MAX_ALL = 10_000
 MAX_NONZERO = 128
 
@@ -31,15 +31,15 @@ MAX_NONZERO = 128
 class Prior(NamedTuple):
     """Spike-and-slab prior of P weights, or of Q tasks with M weights each.
 
-    - **log_odds** - ``log(pi / (1 - pi))``; also one row where all tasks agree.
-    - **variance** - ``sigma_w^2`` of the slab, likewise.
+    - **log_odds** - ``log(pi / (1 - pi))``; shape (1, M) where all tasks agree.
+    - **variance** - ``sigma_w^2`` of the slab, of the same shape.
     """
 
     log_odds: Float[Array, "*P"]
     variance: Float[Array, "*P"]
 
     def at(self, spikes: Any) -> "Prior":
-        """Return the conditional prior of each weight given all other spikes: the same."""
+        """Return the prior of each weight given all other spikes, on which it does not depend."""
         return self
 
 

@@ -36,7 +36,7 @@ def task_products(
 class SharedGram(NamedTuple):
     """Products of M features with each other and the observations, in K blocks of B features.
 
-    As the source of a sweep its state are the sums of the weights in extra directions.
+    As the source of a sweep its state is the product of ``extra`` and the weights.
 
     - **rows** - rows of the Gram matrix, zeros beyond M in both directions.
     - **gram** - Gram matrices of the blocks.
@@ -88,7 +88,7 @@ class TaskSums(NamedTuple):
       matrix where all tasks weigh alike.
     - **b** - products of the features with the observations.
     - **yy** - of the observations with themselves.
-    - **c** - sums of the features' variances, or of K other columns; `None` where all are known.
+    - **c** - sums of the features' variances; `None` where features are known.
     - **extra** - D further rows of the features of each task, whose products add to ``G``.
     """
 
@@ -187,7 +187,7 @@ def masked_sweep(
 
     :param table: means and variances of the features, (M, N), `None` for variances of zero; the
         observations and their relative precisions.
-    :param into: a tree of arrays like the outcome, whose memory it takes.
+    :param into: a tree of arrays like the outcome, into which that is written.
     :return: the outcome of the update, and the expected sum of squared residuals of each task,
         :math:`\sum_n z_n \langle (y_n - w^\top \phi_n)^2 \rangle = \sum_n z_n r_n^2 + \sum_m
         (\langle w_m^2 \rangle \langle \phi_m^2 \rangle - \langle w_m \rangle^2 \langle \phi_m
@@ -219,10 +219,11 @@ def triangle(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def in_tiles(visit: Callable, tasks: Any, *points: Any, into: Any = None) -> Any:
-    """Visit tile after tile of the tasks; where devices share these, a tile has as many of each.
+    """Visit tile after tile of the tasks. If these are spread over devices, a tile takes equally
+    many from each.
 
     ``tasks`` lead with Q, or with 1 where all have the same, and ``points`` end with it; results
-    take the memory of ``into``.
+    are written into ``into``.
     """
     num_tasks = max(len(x) for x in jax.tree.leaves(tasks))
     devices = jax.device_count()

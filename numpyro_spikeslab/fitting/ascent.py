@@ -117,7 +117,9 @@ def step(
     at, posterior, squares = engine.features.sweep(engine, at, posterior, temperature)
     before = posterior.values
     posterior = engine.with_modes(at, posterior, squares)
-    posterior = posterior._replace(values=engine.held(temperature, before, posterior.values))
+    posterior = posterior._replace(
+        values=engine.freeze_shaping(temperature, before, posterior.values)
+    )
     if engine.base is not None:
         at = engine.with_roles(at, posterior.values)
     elif set(engine.form.free) <= set(posterior.slopes):
@@ -143,11 +145,11 @@ def _with_free(engine, posterior, temperature) -> tuple[Posterior, Any]:
     start = {name: values[name] for name in engine.form.free}
 
     def reached(free):
-        new = engine.held(temperature, values, free)
+        new = engine.freeze_shaping(temperature, values, free)
         return engine.bound(posterior.moved(values=values | new))
 
     free, value = climb(reached, start, engine.transforms)
-    free = engine.held(temperature, values, free)
+    free = engine.freeze_shaping(temperature, values, free)
     # the next sweep finds another residual, so this one is not handed on
     posterior = posterior.moved(values=values | free)
     return engine.features.begin(engine, posterior), value

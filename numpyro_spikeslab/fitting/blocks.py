@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra.correlation import clusters, unit_columns
 from numpyro_spikeslab.algebra.partition import MAX_BLOCK, Partition, Sets
 from numpyro_spikeslab.reading.form import Form
-from numpyro_spikeslab.reading.linear import Linear
+from numpyro_spikeslab.reading.linear import dense_rows
 from numpyro_spikeslab.reading.program import are_concrete, compiled, outside_transformations
 from numpyro_spikeslab.reading.reader import Reader, Reading
 from numpyro_spikeslab.reading.sites import Pair, observed_sites
@@ -101,7 +101,7 @@ def _correlated_sets(reading: Reading | None) -> dict[str, Sets]:
 
     def columns():
         is_seen = reading.view(reading.generic).relative[:, 0] > 0
-        rows = Linear.of(reading.problem, reading.generic).rows()
+        rows = dense_rows(reading.problem, reading.generic)
         # missing observations may be NaN
         return jnp.where(is_seen, rows, 0), is_seen
 

@@ -20,7 +20,12 @@ from numpyro_spikeslab.fitting.ascent import CHUNK, advance, begin, improve
 from numpyro_spikeslab.fitting.features import engine_of
 from numpyro_spikeslab.fitting.guide import SpikeSlabGuide
 from numpyro_spikeslab.fitting.posterior import Engine, FunctionFactors, Posterior, strong
-from numpyro_spikeslab.fitting.refusals import check_state, checked_params, refuse, refuse_traced
+from numpyro_spikeslab.fitting.refusals import (
+    check_state,
+    checked_params,
+    refuse,
+    refuse_traced_functions,
+)
 from numpyro_spikeslab.fitting.run import (
     Call,
     CAVIRunResult,
@@ -232,7 +237,7 @@ class CAVI(SVI):
     ) -> Posterior:
         """Draw random weights, fit functions to them, and set free sites to their maximum."""
         reading, engine, _ = call
-        refuse_traced(reading, (engine, params))
+        refuse_traced_functions(reading, (engine, params))
         params, functions = params | chosen, reading.functions
         assert functions is not None
         values = {x: params[param_name(x, self.guide.prefix, params)] for x in engine.form.others}
@@ -322,7 +327,7 @@ class CAVI(SVI):
             check_end(call, progress, losses, init_params is not None)
             check_starts(starts, progress.posterior.weights)
         else:
-            refuse_traced(call.reading, (call.engine, progress))
+            refuse_traced_functions(call.reading, (call.engine, progress))
             begun = 0 if init_state is None else state.optim_state[0]
             progress, losses = run_traced(call, key_starts, progress, plan, begun)
         converged = None if tol is None else progress.converged

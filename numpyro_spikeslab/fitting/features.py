@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Features, the regressors or latent functions that weights multiply: a class for each layout.
 
-:func:`engine_of` chooses the class for a model and its data; steps and the bound call its methods.
+:func:`_features_of` chooses the class for a model and its data; steps and the bound call methods.
 """
 
 from dataclasses import dataclass
@@ -41,12 +41,11 @@ from numpyro_spikeslab.fitting.tasks import (
 from numpyro_spikeslab.reading.coefficient_rows import (
     TasksWithout,
     columns_without,
-    dense_rows,
     given_residual,
     joined,
     tasks_without,
 )
-from numpyro_spikeslab.reading.linear import blocks_at
+from numpyro_spikeslab.reading.linear import blocks_at, dense_rows
 from numpyro_spikeslab.reading.program import RUN_ONCE, are_concrete, outside_transformations
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.roles import Index, NoiseRole, SlabRole
@@ -57,11 +56,11 @@ Swept = tuple[View, Posterior, Float[Array, " Q"]]
 
 
 class Features:
-    """The features of a model. ``at`` is the view at the posterior ``q``. Its classes have methods:
+    """The features of a model. ``at`` is the view at the posterior ``q``. Subclasses define:
 
     - **sweep** - update the weights, and functions, one after the other.
-    - **moments** - mean and variance of the predictor for each observation, as far as it comes from
-      the weights and ``at`` lacks it.
+    - **moments** - mean and variance, for each observation, of the weights' part of the predictor
+      that ``at`` does not contain.
     - **squares** - expected sum of squared residuals of each task, weighted by relative precisions.
     - **rounding** - size of the rounding errors in these sums.
     - **with_coefficients** - set coefficients to their joint mode given the mean weights.
@@ -71,7 +70,7 @@ class Features:
     """How many starts a run has by default."""
 
     def begin(self, engine: Engine, q: Posterior) -> Posterior:
-        """Compute the residual, which sweeps then keep up to date."""
+        """Compute the residual or the moments, if sweeps hand them on."""
         return q
 
 
@@ -98,7 +97,7 @@ class Columns(Features):
         design = self.design_at(engine, at, q)
         setting = 1 / at.sigma2[0], Prior(*(x[0] for x in at.prior)), temperature
         if not q.slopes:
-            residual = _whitened_data(at) if engine.base is None else q.residual
+            residual = at.whitened if engine.base is None else q.residual
             weights, residual = q.weights.sweep(design, residual, *setting)
             q = q._replace(weights=weights, residual=residual)
             return at, q, self._squares(engine, at, q, design)
@@ -129,19 +128,19 @@ class Columns(Features):
         return self._squares(engine, at, q, self.design_at(engine, at, q))
 
     def _blocks(self, engine, q) -> Float[Array, "K B N"]:
-        """The design before whitening."""
+        """Return the design before whitening."""
         return blocks_at(engine.problem, q.values) if self.rows is None else self.rows
 
     def _squares(self, engine, at, q, design) -> Float[Array, " Q"]:
         if isinstance(design, ChangingDesign):
-            # they are not those of the next stand-in
+            # the next stand-in has others
             return jnp.full(1, jnp.nan)
         moving = self._moving(engine, q, design, at.relative[:, 0])
         variance = q.weights.total_variance(moving)
         return (jnp.sum(q.residual**2) + variance)[None]
 
     def _moving(self, engine, q, design, relative) -> Design:
-        """Return the design plus the effect of the weights through the coefficients."""
+        """Return the design plus its effect through the coefficients."""
         if not q.slopes:
             return design
         sites = engine.form.coefficient_sites(q.slopes)
@@ -158,7 +157,7 @@ class Columns(Features):
         return _with_coefficients(engine, at, q, at.Y)
 
     def design_at(self, engine: Engine, at: View, q: Posterior) -> AnyDesign:
-        """The whitened design."""
+        """Return the whitened design."""
         if self.design is not None:
             return self.design
         rows, whitening = self._blocks(engine, q), jnp.sqrt(at.relative[:, 0])
@@ -169,10 +168,10 @@ class Columns(Features):
     def whitened_residual(self, engine: Engine, at: View, q: Posterior) -> Array:
         """Compute the whitened residual at the mean weights."""
         if engine.base is None:
-            return _whitened_data(at)
+            return at.whitened
         design = self.design_at(engine, at, q)
         assert isinstance(design, Design)
-        return _whitened_data(at) - predictor(design, q.weights.mean)
+        return at.whitened - predictor(design, q.weights.mean)
 
 
 @jax.jit
@@ -181,10 +180,6 @@ def _begun(engine: Engine, q: Posterior) -> Posterior:
         return strong(q._replace(moments=engine.moments(q)))
     residual = engine.features.whitened_residual(engine, engine.view(q), q)
     return strong(q._replace(residual=residual))
-
-
-def _whitened_data(at: View) -> Float[Array, " N"]:
-    return jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0]
 
 
 def _with_coefficients(engine, at, q, residual) -> Posterior:
@@ -227,7 +222,7 @@ class Tasks(Features):
         at = engine.view(q)
         if engine.form.of_tasks:
             tasks = self.without_coefficients(engine, at, q)
-            return q._replace(values=q.values | tasks.given(q.weights.mean)[1])
+            return q.moved(values=q.values | tasks.given(q.weights.mean)[1])
         return _with_coefficients(engine, at, q, at.residual(q.weights.mean, self.of(q)[0]))
 
     def without_coefficients(self, engine: Engine, at: View, q: Posterior) -> TasksWithout:
@@ -272,7 +267,7 @@ class Shared(Tasks):
         if not q.slopes:
             return mean, variance
         slopes = joined(engine.form.of_tasks, q.slopes, 1)
-        rows = jnp.concatenate([self.covariates[site.site] for site in engine.form.of_tasks])
+        rows = jnp.concatenate([self.covariates[each.site] for each in engine.form.of_tasks])
         features = self.values + jnp.einsum("qcm,cn->qmn", slopes, rows)
         return mean, jnp.einsum("qm,qmn->nq", q.weights.variance, features**2)
 
@@ -324,7 +319,7 @@ class ObservedEntries(LatentFunctions):
         return at.squares(at.Y - mean, variance)
 
 
-_blocks = jax.jit(blocks_at)
+_compiled_blocks = jax.jit(blocks_at)
 
 
 def engine_of(reading: Reading, plain: bool, temperature: Any) -> Engine:
@@ -354,7 +349,7 @@ def _features_of(reading: Reading, at: View | None) -> Features:
     covariates = reading.covariates if form.of_tasks else {}
     if form.is_design:
         rows = reading.rows if reading.design is None else None
-        rows = None if rows is None else _blocks(reading.problem, reading.generic, rows)
+        rows = None if rows is None else _compiled_blocks(reading.problem, reading.generic, rows)
         return Columns(reading.design, reading.split, rows)
     if not form.shares_features:
         of_table = isinstance(reading.layout, Grid)

@@ -64,7 +64,7 @@ def sweep_plain(
     engine: Engine, at: View, posterior: Posterior, temperature: Any, update: Any = None
 ) -> tuple[Posterior, Float[Array, " Q"]]:
     """Take the variational EM iteration of the paper; return expected squares of residuals too."""
-    update = update or partial(update_plain, engine.prior(at))
+    update = update or partial(update_plain, engine.function_prior(at))
     posterior = visit_functions(update, at, posterior)
     functions, paired = posterior.functions, posterior.weights
     moments = functions.mean, functions.var
@@ -127,7 +127,7 @@ def sweep(
     After a white function, its own weights alone are updated: then a sweep costs O(NQM). White
     functions at rest are not visited. After any other function, all weights are updated.
     """
-    prior = engine.prior(base)
+    prior = engine.function_prior(base)
     at = engine.with_roles(base, posterior.values)
     functions = posterior.functions
     M, changed = len(functions.kl), {engine.profiled}

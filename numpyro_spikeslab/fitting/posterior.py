@@ -47,12 +47,12 @@ class Posterior(NamedTuple):
     - **weights** - family of the pairs, see :mod:`~numpyro_spikeslab.algebra.families`; shape (P,)
       for columns of a design, (Q, M) for tasks, which are independent.
     - **functions** - of the latent functions that weights mix, or `None`.
-    - **values** - of all other sites, each at one point.
-    - **residual** - whitened residual of ``<w>``, where a sweep can hand it on to the next.
-    - **moments** - mean and variance of the predictor, likewise, where stand-ins need them.
+    - **values** - of all other sites.
+    - **residual** - whitened residual of ``<w>``, where a sweep hands it on to the next.
     - **slopes** - of coefficients that follow the weights: given these, coefficients are at
       ``values + slopes (w - <w>)``. Each has the shape of its site, and a last axis of P.
     - **batches** - with steps on batches of tasks, statistics of all tasks; else `None`.
+    - **moments** - mean and variance of the predictor, where stand-ins need them.
     """
 
     weights: Any
@@ -64,7 +64,7 @@ class Posterior(NamedTuple):
     moments: tuple[Float[Array, "..."], Float[Array, "..."]] | None = None
 
     def moved(self, **new: Any) -> "Posterior":
-        """Replace fields, and forget what followed from the old ones."""
+        """Replace fields, and drop the residual and the moments of the old ones."""
         return self._replace(residual=None, moments=None, **new)
 
 
@@ -93,7 +93,7 @@ class Engine:
     - **functions** - the prior of the latent functions that weights mix, or `None`.
     - **plain** - whether sweeps follow the paper's supplement.
     - **temperature** - maps a step to the temperature of the logits; `None` for 1.
-    - **profiled** - the site that is, with one number, the scale of all slabs, or `None`.
+    - **profiled** - the site of the only slab scale, or `None`.
     - **white** - whether all functions are white processes with a mean of zero.
     """
 
@@ -114,13 +114,13 @@ class Engine:
         """The description of the model."""
         return self.problem.form
 
-    def prior(self, at: View) -> FunctionPrior:
+    def function_prior(self, at: View) -> FunctionPrior:
         """Return the prior of the latent functions at a view."""
         return replace(self.functions, priors=at.priors)
 
     def view(self, posterior: Posterior) -> View:
-        """Return the model at a posterior and weights of zero; but at mean weights, with residuals
-        in place of observations, if free sites can change the columns."""
+        """Return the model at a posterior and weights of zero; for a design whose view is made anew
+        at the mean weights, so that its observations are residuals."""
         if self.base is not None:
             return self.with_roles(self.base, posterior.values)
         moments = None
@@ -155,7 +155,9 @@ class Engine:
         tallies = self.tallies(at, posterior.weights, squares)
         return posterior._replace(values=self.modes(at, posterior.values, tallies))
 
-    def held(self, temperature: Any, values: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    def freeze_shaping(
+        self, temperature: Any, values: dict[str, Any], new: dict[str, Any]
+    ) -> dict[str, Any]:
         """Return new values of sites; those that shape the prior of the weights keep their old ones
         while the temperature is above 1.
 

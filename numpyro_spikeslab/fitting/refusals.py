@@ -80,7 +80,7 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
         functions.check("CAVI")
 
 
-def refuse_traced(reading: Reading, arrays: Any) -> None:
+def refuse_traced_functions(reading: Reading, arrays: Any) -> None:
     """Raise if a fit of latent functions cannot start or run, since ``arrays`` are traced."""
     if reading.functions is not None and not are_concrete(arrays):
         raise bad(

@@ -2,7 +2,6 @@
 """Credible sets of a fit: the columns that could carry an effect instead of the included one."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float
@@ -22,9 +21,9 @@ from numpyro_spikeslab.algebra.correlation import (
 from numpyro_spikeslab.algebra.pairs import Coordinates, Design, Prior, coordinates
 from numpyro_spikeslab.fitting.features import engine_of
 from numpyro_spikeslab.fitting.posterior import Posterior
-from numpyro_spikeslab.reading.coefficient_rows import columns_without, dense_rows
+from numpyro_spikeslab.reading.coefficient_rows import columns_without
 from numpyro_spikeslab.reading.form import Form
-from numpyro_spikeslab.reading.linear import Linear
+from numpyro_spikeslab.reading.linear import dense_rows
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.support.messages import bad
 
@@ -53,11 +52,14 @@ def effects_of(reading: Reading, posterior: Posterior) -> Effects:
     """Collect the data of a fit."""
     form, values, mean = reading.form, posterior.values, posterior.weights.mean
     # at the mean weights
-    at = replace(engine_of(reading, False, None), base=None).view(posterior)
+    if form.likelihood.is_fixed:
+        at = reading.view(values, form.split(mean, "{}"))
+    else:
+        at = engine_of(reading, False, None).view(posterior)
     relative, noise = at.relative[:, 0], jnp.sqrt(at.sigma2[0])
     # missing observations may be NaN
-    rows = jnp.where(relative > 0, Linear.of(reading.problem, values).rows(), 0)
-    design, residual = whitened(rows, relative), whitened(at.Y[:, 0], relative)
+    rows = jnp.where(relative > 0, dense_rows(reading.problem, values), 0)
+    design, residual = whitened(rows, relative), at.whitened
     if form.coefficients:
         # an intercept at a fixed value would keep out all columns of another mean
         sites, block = form.coefficient_sites(form.coefficients), Design(design[None], None)

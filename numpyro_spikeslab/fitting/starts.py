@@ -28,7 +28,7 @@ def start_at_prior(
     A zero column of ``W`` is switched off; all else is that of ``posterior``.
     """
     at = engine.view(posterior)
-    prior, theta = engine.prior(at), posterior.functions.theta
+    prior, theta = engine.function_prior(at), posterior.functions.theta
     probs = jnp.where(jnp.any(W != 0, axis=0), 0.9, 0.0) * jnp.ones_like(W)
     scale = jnp.sqrt(sigma2 / engine.form.num_obs)[:, None] * jnp.ones_like(W)
     weights = PairedMeanField(probs, W / 0.9, scale)
@@ -48,7 +48,7 @@ def _start(
     at, posterior = start_at_prior(engine, posterior, W, sigma2)
     if isinstance(engine.layout, Sparse):
         return strong(posterior)
-    prior, step = engine.prior(at), posterior.functions.step
+    prior, step = engine.function_prior(at), posterior.functions.step
     power = jnp.mean((phi - prior.mean) ** 2, axis=1)
     used = jnp.any(posterior.weights.probs > 0, axis=0) & (from_tasks | (power > 0))
     alpha = (100 / jnp.where(power > 0, power, 1))[:, None] * jnp.ones_like(phi)

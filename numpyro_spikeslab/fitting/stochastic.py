@@ -150,7 +150,7 @@ def _start(
     """
     probs, per_fit, per_batch = fit
     at = engine.view(posterior)
-    prior = engine.prior(at)
+    prior = engine.function_prior(at)
 
     def visit(m, posterior):
         functions = posterior.functions
@@ -180,13 +180,13 @@ def advance(
     temperature = 1.0 if engine.temperature is None else engine.temperature(before + step)
     posterior = _settled(engine, local, posterior, temperature)
     at = engine.view(posterior)
-    update = partial(_update_blended, engine.prior(at), rate)
+    update = partial(_update_blended, engine.function_prior(at), rate)
     posterior, squares = sweep_plain(engine, at, posterior, temperature, update)
     posterior = engine.with_kernels(posterior)
     of_batch = engine.tallies(at, posterior.weights, squares)
     shared = jax.tree.map(partial(_blend, rate), tallies, {x: of_batch[x] for x in tallies})
     values = engine.modes(at, posterior.values, of_batch | shared)
-    values = engine.held(temperature, posterior.values, values)
+    values = engine.freeze_shaping(temperature, posterior.values, values)
     posterior = posterior._replace(values=values, batches=Batches(shared, before))
     at = engine.view(posterior)
     if not engine.form.likelihood.is_fixed:
@@ -234,7 +234,7 @@ def _settled(
         weights, squares = sweep_weights(at, *moments, stats, posterior.weights, temperature)
         tallies = engine.tallies(at, weights, squares)
         values = engine.modes(at, posterior.values, {site: tallies[site] for site in local})
-        values = engine.held(temperature, posterior.values, values)
+        values = engine.freeze_shaping(temperature, posterior.values, values)
         return strong(posterior._replace(weights=weights, values=values))
 
     return jax.lax.fori_loop(0, LOCAL_PASSES, one, strong(posterior))

@@ -11,7 +11,6 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import Expectation, PairedMeanField
 from numpyro_spikeslab.algebra.observations import Grid, Sparse
-from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks
 from numpyro_spikeslab.algebra.task_sweeps import TaskSums, masked_sweep, task_sweep
 from numpyro_spikeslab.reading.form import Form
@@ -115,9 +114,8 @@ def over_columns(at: View, mean: Rows, var: Rows, of: Any) -> Any:
     features = mean.T, var.T, jnp.ones_like(mean[0])
 
     def block(sums, columns):
-        prior = at.prior
-        if len(prior.variance) > 1:
-            prior = Prior(*(x[columns] for x in prior))
+        # all columns may have one row of the prior
+        prior = jax.tree.map(lambda x: x[columns % len(x)], at.prior)
         of_block = at._replace(sigma2=at.sigma2[columns], prior=prior)
         return of(of_block, sums, columns)
 

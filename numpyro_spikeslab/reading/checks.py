@@ -37,7 +37,7 @@ def check_verdict(user: str, problem: Problem, verdict: Verdict) -> None:
     """Refuse data that are not finite, no observations, and improper priors."""
     form = problem.form
     site, names = form.response, [pair.name for pair in form.pairs]
-    shape = problem.likelihood(problem.program.shapes).value.shape
+    shape = problem.observations(problem.program.shapes).value.shape
     if not verdict.any_counted:
         got = "no observations that are not masked"
         raise bad(f"{user}: {site!r}", got, "one or more")

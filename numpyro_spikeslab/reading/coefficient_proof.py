@@ -96,7 +96,7 @@ def depend_on(problem: Problem, names: list[str], sites: list[str]) -> bool:
 
 
 def _is_candidate(problem: Problem, run: Any, site: dict[str, Any], name: str) -> bool:
-    key, parts = ("values", name), problem.likelihood(run)
+    key, parts = ("values", name), problem.observations(run)
     if site["type"] != "sample" or FUNCTIONS_MARK in site["infer"] or is_chain(run, name):
         return False
     elsewhere = union([parts.scale, parts.count, run.pairs])
@@ -127,7 +127,7 @@ def _closed(names: list[str], users: dict[str, frozenset[str]]) -> list[str]:
 
 def _dense(problem: Problem, names: list[str]) -> list[str]:
     """Keep as many sites as may have a dense design."""
-    num_obs = int(np.prod(problem.likelihood(problem.program.shapes).value.shape))
+    num_obs = int(np.prod(problem.observations(problem.program.shapes).value.shape))
     dense, total = [], 0
     for name in names:
         size = int(np.prod(problem.inputs["values"][name].shape))

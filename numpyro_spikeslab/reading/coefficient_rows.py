@@ -26,7 +26,7 @@ from numpyro_spikeslab.algebra.coefficients import (
 )
 from numpyro_spikeslab.algebra.pairs import AnyDesign, ChangingDesign, Design
 from numpyro_spikeslab.algebra.task_sweeps import TaskSums
-from numpyro_spikeslab.reading.linear import Linear, Sites, shared_rows
+from numpyro_spikeslab.reading.linear import Sites, dense_rows, shared_rows
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.view import View
 
@@ -39,13 +39,6 @@ def covariate_rows(problem: Problem, values: dict[str, Any]) -> dict[str, Float[
         return shared_rows(problem, values, form.of_tasks)
     sites = form.coefficient_sites(form.coefficients)
     return {each.site: dense_rows(problem, values, (each,)) for each in sites}
-
-
-def dense_rows(
-    problem: Problem, values: dict[str, Any], sites: Sites
-) -> Float[Array, "C observations"]:
-    """Return the rows of coefficients in the location of all observations."""
-    return Linear.of(problem, values, sites).rows()
 
 
 def joined(sites: Sites, values: dict[str, Any], behind: int = 0) -> Float[Array, "Q C ..."]:
@@ -134,13 +127,13 @@ def columns_without(
 ) -> ColumnsWithout:
     """Integrate coefficients out of the columns of a design.
 
-    :param rows: from :func:`dense_rows`.
+    :param rows: from :func:`~numpyro_spikeslab.reading.linear.dense_rows`.
     :param at: the model at these values; its observations are the residual of some weights.
     :param parts: the whitened design, split along the covariates, where that is constant.
     """
     relative = at.relative[:, 0]
     covariates = whitened(rows, relative)
-    standard, y = standardised(sites, at, values), jnp.sqrt(relative) * at.Y[:, 0]
+    standard, y = standardised(sites, at, values), at.whitened
 
     def conditional(basis, inside):
         inside = inside.reshape(-1, len(basis))[: at.prior.variance.size]
@@ -206,7 +199,7 @@ def tasks_without(
     values: dict[str, Any],
     features: Float[Array, "M N"],
     covariates: dict[str, Any],
-    statistics: TaskStatistics | None = None,
+    statistics: TaskStatistics | None,
 ) -> TasksWithout:
     """Integrate the coefficients of tasks out.
 

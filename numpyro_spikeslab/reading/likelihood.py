@@ -34,8 +34,9 @@ from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.priors import WRAPPERS, base_of
 
 RARE = 0.02
-"""Share of trials with the rarer outcome, below which auxiliary variables are several times too
-precise: 6 times here, 19 times at a mean count of 1,000 and a concentration of 5."""
+"""Share of trials with the rarer outcome, below which data augmentation mixes badly. Here the
+conditional precision of the predictor is 6 times too high; it is 19 times too high at a mean count
+of 1,000 and a concentration of 5."""
 
 
 # Observations
@@ -72,9 +73,9 @@ class Observed(NamedTuple):
 
     @classmethod
     def of(cls, site: dict[str, Any], log_prob: Callable[[Any, Any], Any]) -> "Observed":
-        """Make the parts of a site.
+        """Read the observations of a site.
 
-        :param log_prob: of a distribution and values.
+        :param log_prob: computes log densities, from a distribution and values.
         """
         fn, value, density = site["fn"], jnp.asarray(site["value"]), None
         base, rank = base_of(fn), jnp.ndim(value)
@@ -133,7 +134,7 @@ class Observed(NamedTuple):
         """
         if stand_in is not None:
             normal = self._replace(value=stand_in.target, scale=stand_in.precision**-0.5)
-            log_norm = jnp.sum(jnp.where(self.count > 0, self.count * stand_in.log_norm, 0))
+            log_norm = jnp.sum(self.counted(stand_in.log_norm))
             return normal.in_tasks(form, layout) | {"log_scale": -log_norm}
         full = jnp.shape(self.value)
 
@@ -154,9 +155,9 @@ class Observed(NamedTuple):
         weights = relative[:, :1] if form.complete else relative
         one = jnp.ones((1, 1), scales.dtype)
         return {
-            "Y": layout.flat(Y),
-            "relative": layout.flat(weights),
-            "sigma2": layout.first(one if form.varying_noise else scales**2),
+            "Y": layout.stored(Y),
+            "relative": layout.stored(weights),
+            "sigma2": layout.per_task(one if form.varying_noise else scales**2),
             "count": layout.by_task(counts),
             "rounding": layout.by_task(rounding),
             "log_scale": jnp.sum(counts * (jnp.log(scales) + 0.5 * jnp.log(2 * jnp.pi))),
@@ -180,13 +181,13 @@ def _independent(fn: dist.MultivariateNormal, value: Any) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class AnyDensity:
-    """The kind of a likelihood, hashable: observations are numbers that have a density. Its
-    subclasses know more.
+    """The kind of a likelihood, hashable: observations are numbers that have a density. Subclasses
+    are more special.
 
     - **is_fixed** - whether it is Gaussian in the predictor; for others Gaussians stand in, which
       change from step to step.
-    - **is_closed** - whether it is so given auxiliary variables, if not without. Fits and draws of
-      latent functions need that.
+    - **is_closed** - whether it is Gaussian in the predictor, perhaps given auxiliary variables.
+      Fits and draws of latent functions need that.
     """
 
     is_fixed: ClassVar[bool] = False
@@ -216,13 +217,13 @@ class AnyDensity:
 class DensityAt(NamedTuple):
     """A density at given values of the other sites.
 
-    - **moves_alone** - whether single pairs get Metropolis steps.
+    - **needs_metropolis** - whether single pairs get Metropolis steps.
     """
 
     problem: Any
     values: dict[str, Any]
     observed: Observed
-    moves_alone: bool = True
+    needs_metropolis: bool = True
 
     def log_density(self, f: Float[Array, "..."]) -> Float[Array, "..."]:
         """Compute the log density of each observation, as often as it counts."""
@@ -238,7 +239,7 @@ class Normal(AnyDensity):
 
     @staticmethod
     def fits(fn: dist.Distribution) -> bool:
-        """Whether a distribution is one of these."""
+        """Test whether a distribution is one of these."""
         return type(base_of(fn)) in (dist.Normal, dist.MultivariateNormal)
 
     def allows(self, problem: Any, values: dict[str, Any], observed: Observed) -> Any:
@@ -247,7 +248,7 @@ class Normal(AnyDensity):
 
 
 def has_density(fn: dist.Distribution) -> bool:
-    """Whether observations are Normal, or each is a number with a density of its own."""
+    """Test whether observations are Normal, or each is a number with a density of its own."""
     return Normal.fits(fn) or base_of(fn).event_dim == 0
 
 
@@ -324,8 +325,10 @@ class Mixture(AnyDensity):
         """Raise if nearly all trials of counts have one outcome, for then effects are lost."""
 
         def is_rare(values):
-            observed = problem.run(values, of=problem.likelihood)
-            return self.at(problem, values, observed, jnp.zeros(observed.value.shape)).moves_alone
+            observed = problem.run(values, of=problem.observations)
+            return self.at(
+                problem, values, observed, jnp.zeros(observed.value.shape)
+            ).needs_metropolis
 
         has_counts = self.many or self.link.mixture is self.link.repeated
         if has_counts and compiled(is_rare, values, once=True):
@@ -357,7 +360,7 @@ class MixtureAt(NamedTuple):
     observed: Observed
 
     @property
-    def moves_alone(self) -> bool | Bool[Array, ""]:
+    def needs_metropolis(self) -> bool | Bool[Array, ""]:
         """Whether single pairs get Metropolis steps, since nearly all trials of counts have one
         outcome: auxiliary variables fix the predictor far better than the counts do."""
         counts, seen = self.mixture, self.observed.count > 0

@@ -69,7 +69,7 @@ class Linear(NamedTuple):
         return joined.astype(jnp.result_type(joined, float))
 
     def over_shared(self, of: Callable[[Any], Any]) -> dict[str, Any]:
-        """Map ``of`` over what an entry of every task adds to the table, for each site."""
+        """Apply ``of`` to the change of the predictor for each feature that tasks share."""
         (N, Q), result = self.form.table, {}
         for each in self.sites:
             zero = each.take(self.zero[each.site])
@@ -87,11 +87,18 @@ class Linear(NamedTuple):
         return result
 
 
+def dense_rows(
+    problem: Problem, values: dict[str, Any], sites: Sites | None = None
+) -> Float[Array, "C observations"]:
+    """Compute the rows of coefficients, by default of the weights, in all observations."""
+    return Linear.of(problem, values, sites).rows()
+
+
 def shared_rows(
     problem: Problem, values: dict[str, Any], sites: Sites | None = None
 ) -> dict[str, Float[Array, "C N"]]:
-    """Compute the features or covariates that all tasks share, by the names of their sites; 0 where
-    no task has an observation."""
+    """Compute the features or covariates that all tasks share, by the names of their sites; see
+    :func:`where_observed`."""
     rows = Linear.of(problem, values, sites).over_shared(lambda rows: rows[:, 0])
     return {name: where_observed(problem, values, x) for name, x in rows.items()}
 
@@ -99,8 +106,8 @@ def shared_rows(
 def where_observed(
     problem: Problem, values: dict[str, Any], rows: Float[Array, "M N"]
 ) -> Float[Array, "M N"]:
-    """Set shared rows to 0 where no task has an observation, and if other sites may move the mask,
-    only where they are not finite, too."""
+    """Set rows to 0 where no task has an observation. If other sites can move the mask, set only
+    those that are not finite."""
     observed = jnp.any(view(problem, values).relative > 0, axis=1)
     is_safe = observed if problem.form.constant_design else observed | jnp.isfinite(rows)
     return jnp.where(is_safe, rows, 0)
@@ -109,8 +116,8 @@ def where_observed(
 def blocks_at(
     problem: Problem, values: dict[str, Any], rows: Float[Array, "P N"] | None = None
 ) -> Float[Array, "K B N"]:
-    """Cut rows, by default of the weights, into small blocks, 0 where nothing is observed."""
-    rows = Linear.of(problem, values).rows() if rows is None else rows
+    """Cut rows, by default of the weights, into small blocks; see :func:`where_observed`."""
+    rows = dense_rows(problem, values) if rows is None else rows
     rows = where_observed(problem, values, rows)
     return block_design(rows, None, CHANGING_BLOCK_SIZE, products=False).rows
 
@@ -128,8 +135,8 @@ def factors(linear: Linear) -> dict[str, Any]:
 
 
 def _follow(jaxpr: Any, inputs: list[Any]) -> list[Any]:
-    """Return what each result is: the name of the weights that it is, or the matrix of each pair
-    that it is the sum of products with.
+    """Return for each result the name of the site whose values it is, or the matrix by which each
+    site is multiplied.
 
     :param inputs: arrays, and such results.
     """

@@ -53,7 +53,7 @@ class Run(NamedTuple):
     - **pairs** - the priors of its pairs.
     - **log_probs** - log density of every sample site, summed, but of the pairs' own.
     - **priors** - distributions of its other latent sites.
-    - **constraints** - of its params, as far as they are pytrees, as NumPyro's own are.
+    - **constraints** - of its params; those that are not pytrees are left out.
     - **functions** - inputs, kernels, prior means and values of the kernels' parameters.
     """
 
@@ -85,8 +85,8 @@ def _concrete_rows(site: dict[str, Any]) -> Any:
 
 
 class _Inputs(Messenger):
-    """Makes variables of the values of latent sites, params and weights, at which a program can be
-    cut; but not within NumPyro's loops and branches."""
+    """A handler that makes variables of the values of latent sites, params and weights, at which a
+    program can be cut; but not within NumPyro's loops and branches."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -117,19 +117,19 @@ def _variable(x: Any) -> Array:
 
 
 class ModelTrace(NamedTuple):
-    """What one run of a model at generic values of its latent sites tells.
+    """The results of one run of a model at generic values of its latent sites.
 
     - **sites** - their types, shapes, names and plates, without values.
     - **pairs** - the spike-and-slab weights among them.
-    - **generic**, **starts** - the program of the generic values of latent sites and of the first
-      values of params, and its constants.
+    - **generic**, **generic_constants** - the program of the generic values of latent sites and of
+      the first values of params, and its constants.
     - **run**, **constants** - the program of :meth:`Problem.run`, and its constants.
     """
 
     sites: dict[str, Any]
     pairs: tuple[Pair, ...]
     generic: Program
-    starts: tuple
+    generic_constants: tuple
     run: Program
     constants: tuple
 
@@ -143,8 +143,8 @@ def trace_model(
 ) -> ModelTrace:
     """Run a model once, with the values of its latent sites and params as variables.
 
-    :param user: who reads, for the error messages.
-    :param pairs_of: finds the pairs among the sites, or says what is wrong with these.
+    :param user: name of the caller in error messages.
+    :param pairs_of: finds the pairs among the sites, or raises what is wrong with these.
     """
     seen: list[Any] = []
 
@@ -354,14 +354,14 @@ class Problem:
         parts = zero["parts"] if parts is None else parts
         return sites, weights, parts
 
-    def likelihood(self, run: Any) -> Any:
+    def observations(self, run: Any) -> Any:
         """Return the observations of a run, or the shapes or sources of its results."""
         return run.observed[self.form.response]
 
     def part(self, run: Run, name: str) -> list[Any]:
         """Return noise scales, inclusion probabilities or slab scales, the part of a role."""
         if name == "noise":
-            return [self.likelihood(run).scale]
+            return [self.observations(run).scale]
         which = "probs" if name == "inclusion" else "scale"
         return [getattr(run.pairs[pair.name], which) for pair in self.form.pairs]
 
@@ -369,13 +369,13 @@ class Problem:
         self, values: dict[str, Any], weights: dict[str, Any] | None = None, parts: Any = None
     ) -> Float[Array, "..."]:
         """Compute the location of the observations, in their shape."""
-        x = self.run(values, weights, parts, lambda run: self.likelihood(run).predictor)
-        return jnp.broadcast_to(x, self.likelihood(self.program.shapes).value.shape)
+        x = self.run(values, weights, parts, lambda run: self.observations(run).predictor)
+        return jnp.broadcast_to(x, self.observations(self.program.shapes).value.shape)
 
     def observed(self, x: Float[Array, "N Q"] | Float[Array, " L"]) -> Float[Array, "..."]:
         """Return a table with tasks as columns, or its entries, in the observations' shape."""
         x = x.T if self.form.tasks_first else x
-        return x.reshape(self.likelihood(self.program.shapes).value.shape)
+        return x.reshape(self.observations(self.program.shapes).value.shape)
 
     def predictor_of_tasks(
         self, values: dict[str, Any], weights: dict[str, Any] | None = None

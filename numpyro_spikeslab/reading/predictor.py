@@ -29,9 +29,9 @@ def cuts(problem: Problem) -> Iterator[Problem]:
     """Yield the model with each variable through which alone the likelihood depends on the weights,
     the last one first, as its predictor."""
     program = problem.program
-    places, tree = program.places(lambda run: problem.likelihood(run).density)
-    (start,), _ = program.places(lambda run: problem.likelihood(run).predictor)
-    jaxpr, shape = program.jaxpr, problem.likelihood(program.shapes).value.shape
+    places, tree = program.places(lambda run: problem.observations(run).density)
+    (start,), _ = program.places(lambda run: problem.observations(run).predictor)
+    jaxpr, shape = program.jaxpr, problem.observations(program.shapes).value.shape
     results = [jaxpr.outvars[place] for place in places]
     first = len(jaxpr.invars) - len(jax.tree.leaves(program.arguments[1:]))
     for variable in _bottlenecks(jaxpr, results, jaxpr.invars[first:]):

@@ -77,7 +77,7 @@ def find_verdict(
     """
     form, values = problem.form, generic(generic_data)
     run = problem.run(values)
-    parts = problem.likelihood(run)
+    parts = problem.observations(run)
     shape = jnp.shape(parts.value)
     counted = jnp.broadcast_to(parts.count > 0, shape)
     weights = Linear.of(problem, values)

@@ -84,7 +84,7 @@ def prove(traced: ModelTrace, user: str) -> Proof:
     design = names_of(slopes, "values")
     mixed = _find_mixed(problem, run, trace)
     coefficients = find_coefficients(problem, run, trace)
-    parts, shapes = problem.likelihood(run), problem.likelihood(problem.program.shapes)
+    parts, shapes = problem.observations(run), problem.observations(problem.program.shapes)
     predictor, scale, count = (
         names_of(x, "values") for x in (parts.predictor, parts.scale, parts.count)
     )
@@ -196,7 +196,7 @@ def _find_predictor(
 
 def _check_parts(problem: Problem, run: Any, user: str) -> None:
     """Refuse other parts that depend on weights, and a predictor that uses a spike or a slab."""
-    name, parts = problem.form.response, problem.likelihood(run)
+    name, parts = problem.form.response, problem.observations(run)
     data = {"observations": parts.value, "rows and columns": union(parts.entries)}
     counts = {"mask or the scale (of handlers.mask, handlers.scale)": parts.count}
     remedy = " Let it depend on other sites, or use another method, such as DiscreteHMCGibbs."
@@ -231,7 +231,7 @@ def _prove_affine(problem: Problem, run: Any, user: str) -> Names:
 def _slopes(problem: Problem, run: Any) -> tuple[list[str], Names]:
     """Return the weights in which the predictor is not affine, and the inputs on which its
     derivative in the weights can depend."""
-    sources = frozenset(x.name for x in problem.likelihood(run).predictor if isinstance(x, Step))
+    sources = frozenset(x.name for x in problem.observations(run).predictor if isinstance(x, Step))
     # a function with steps may have no derivative
     if not _weights(sources):
         keys = [("weights", pair.name) for pair in problem.form.pairs]
@@ -270,7 +270,7 @@ def _find_roles(problem: Problem, run: Any, trace: dict[str, Any]) -> tuple[Role
 
 def _only_part(problem: Problem, run: Any, name: str, arrays: Any) -> type[Role] | None:
     """Return the kind of role whose part alone depends on a site, without steps."""
-    key, parts = ("values", name), problem.likelihood(run)
+    key, parts = ("values", name), problem.observations(run)
     priors = [x for k, x in run.log_probs.items() if k not in (problem.form.response, name)]
     kinds = [kind for kind, x in arrays.items() if key in union(x)]
     if is_chain(run, name) or len(kinds) != 1 or Step(key) in union(arrays[kinds[0]]):
@@ -283,7 +283,7 @@ def _find_mixed(problem: Problem, run: Any, trace: dict[str, Any]) -> str | None
     names = [n for n in problem.form.others if FUNCTIONS_MARK in trace[n].get("infer", {})]
     if len(names) != 1 or len(problem.form.pairs) != 1:
         return None
-    (name,), (pair,), parts = names, problem.form.pairs, problem.likelihood(run)
+    (name,), (pair,), parts = names, problem.form.pairs, problem.observations(run)
     functions, phi = functions_of(trace[name]), ("values", name)
     M, N = len(functions.templates), functions.num_inputs
     fits = problem.inputs["values"][name].shape == (M, N) and pair.shape[-1:] == (M,)

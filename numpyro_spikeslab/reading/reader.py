@@ -21,10 +21,10 @@ from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design
 from numpyro_spikeslab.models.distributions import GaussianFunctions
 from numpyro_spikeslab.reading.candidates import candidates, only_known, settle
 from numpyro_spikeslab.reading.checks import check_trace, check_verdict
-from numpyro_spikeslab.reading.coefficient_rows import covariate_rows, dense_rows, statistics_at
+from numpyro_spikeslab.reading.coefficient_rows import covariate_rows, statistics_at
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.function_prior import KnownFunctions, kernel_of
-from numpyro_spikeslab.reading.linear import Linear, shared_rows
+from numpyro_spikeslab.reading.linear import dense_rows, shared_rows
 from numpyro_spikeslab.reading.model_run import ModelTrace, Problem, trace_model
 from numpyro_spikeslab.reading.probe import directions, probe
 from numpyro_spikeslab.reading.program import (
@@ -99,7 +99,7 @@ class Reading:
 
     @property
     def base(self) -> View | None:
-        """The view, as large as the data, if only sites with a role or of kernels change it."""
+        """The view, if only sites with a role or of kernels change it; it is too large to keep."""
         if not self.form.is_fixed_by(()):
             return None
         with outside_transformations(self.problem.constants):
@@ -216,7 +216,7 @@ class Reading:
 
     def rows_at(self, values: dict[str, Any]) -> Float[Array, "P N"]:
         """The design before whitening at given values of the other sites."""
-        return Linear.of(self.problem, values).rows() if self.rows is None else self.rows
+        return dense_rows(self.problem, values) if self.rows is None else self.rows
 
     def design_at(self, values: dict[str, Any], relative: Any) -> Design:
         """The whitened design at given values of the other sites and relative precisions."""
@@ -227,7 +227,7 @@ MAX_GRAM = 1024
 """Above as many columns, their products take more memory than they save time."""
 
 _view = jax.jit(view)
-_rows = jax.jit(lambda problem, values: Linear.of(problem, values).rows())
+_rows = jax.jit(dense_rows)
 _shared = jax.jit(shared_rows)
 _covariates = jax.jit(covariate_rows)
 
@@ -287,7 +287,7 @@ class Reader:
             # of the generic run, starts of params alone are used again
             params = [name for name, site in trace.sites.items() if site["type"] == "param"]
             starts = trace.generic.inputs_of(lambda values: [values[name] for name in params])
-            data = Fingerprint((*trace.constants, *(trace.starts[k] for k in starts)))
+            data = Fingerprint((*trace.constants, *(trace.generic_constants[k] for k in starts)))
             last_key, last_data, reading, proof = self._last
             if last_key != key:
                 proof = None
@@ -296,7 +296,7 @@ class Reader:
             # the proof depends on the program only
             proof = proof or prove(trace, self.user)
             reading = self._read(proof, trace)
-            if are_concrete((trace.constants, trace.starts)):
+            if are_concrete((trace.constants, trace.generic_constants)):
                 self._last = key, data, reading, proof
             return reading
 
@@ -321,9 +321,11 @@ class Reader:
         if form.functions is not None:
             functions = _functions(problem, proof, sites, values)
         params = {name: x for name, x in values.items() if sites[name]["type"] == "param"}
-        if not are_concrete(trace.starts):
+        if not are_concrete(trace.generic_constants):
             # the probe has seen stand-ins for traced data
-            params = trace.generic.part(lambda x: {k: x[k] for k in params})(trace.starts)
+            params = trace.generic.part(lambda x: {k: x[k] for k in params})(
+                trace.generic_constants
+            )
         by_site = dict(zip((role.site for role in forms[-1].form.roles), entries, strict=True))
         return Reading(
             problem,
@@ -338,7 +340,7 @@ class Reader:
 
     def _judge(self, forms: list[Problem], trace: ModelTrace) -> Any:
         """Return the first form that fits, as far as the probe confirms it, and its arrays."""
-        generic, starts = trace.generic, trace.starts
+        generic, starts = trace.generic, trace.generic_constants
         for problem in forms:
             form, constants = problem.form, problem.constants
             along = directions(form, problem.inputs["values"])

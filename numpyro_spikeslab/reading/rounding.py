@@ -52,7 +52,7 @@ def _ratios(reading: Any) -> tuple[float, float, float]:
         at = reading.view(values | reading.params)
         relative = at.relative[:, 0]
         rows = () if design is not None else reading.design_at(values, relative).features
-        y, scale = jnp.sqrt(relative) * at.Y[:, 0], jnp.max(at.prior.variance) ** 0.5
+        y, scale = at.whitened, jnp.max(at.prior.variance) ** 0.5
         return rows, relative, y, at.sigma2[0] ** 0.5, at.rounding[0] ** 0.5, scale
 
     computed = jax.device_get(compiled(arrays, reading.generic, once=True))

@@ -55,6 +55,11 @@ class View(NamedTuple):
         """Sum the expected squares of each task's residuals, by their relative precisions."""
         return self.layout.by_task(self.relative * (residual**2 + variance))
 
+    @property
+    def whitened(self) -> Float[Array, " N"]:
+        """The observations of a design, each times the root of its relative precision."""
+        return jnp.sqrt(self.relative[:, 0]) * self.Y[:, 0]
+
     def over_points(self, x: Float[Array, "*K N"]) -> Float[Array, "*K #Q"]:
         """Compute ``sum_n z_nq x_n``; one column where all tasks weigh alike."""
         return self.layout.over_points(self.relative, x)
@@ -102,7 +107,7 @@ def observe(
     pairs = [run.pairs[pair.name] for pair in form.pairs]
     log_odds = jnp.concatenate([jnp.ravel(prior.log_odds) for prior in pairs])
     scale = jnp.concatenate([jnp.ravel(prior.scale) for prior in pairs])
-    return problem.likelihood(run), {
+    return problem.observations(run), {
         "prior": Prior(log_odds.reshape(form.shape), scale.reshape(form.shape) ** 2),
         "priors": run.priors,
         "log_density": sum(log_probs, start=jnp.zeros(())),

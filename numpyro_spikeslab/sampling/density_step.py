@@ -41,8 +41,8 @@ from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.likelihood import DensityAt
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import MAX_GRAM
+from numpyro_spikeslab.sampling.current import Current
 from numpyro_spikeslab.sampling.pair_draws import PairDraws, draw_pairs, gram_at
-from numpyro_spikeslab.sampling.scale_draws import Current
 from numpyro_spikeslab.support.messages import bad
 
 LOCAL_SHARE = 0.125
@@ -268,7 +268,7 @@ def draw_with_density(
 
 def draw_locally(key: Array, keys: tuple[Array, Array], start: Start, moves: bool) -> PairDraws:
     """Draw pairs and coefficients given auxiliary variables, or by Metropolis steps."""
-    now, form, alone = start.now, start.now.reading.form, start.density.moves_alone
+    now, form, alone = start.now, start.now.reading.form, start.density.needs_metropolis
 
     def single():
         return metropolis(key, start)

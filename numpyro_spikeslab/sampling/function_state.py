@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.reading.function_prior import FunctionPrior
 from numpyro_spikeslab.reading.roles import SlabRole, Tally
-from numpyro_spikeslab.sampling.scale_draws import Current
+from numpyro_spikeslab.sampling.current import Current
 
 
 class State(NamedTuple):

@@ -27,8 +27,8 @@ from numpyro_spikeslab.reading.program import are_concrete, compiled
 from numpyro_spikeslab.reading.reader import Reader, Reading
 from numpyro_spikeslab.reading.roles import NoiseRole
 from numpyro_spikeslab.reading.sites import is_latent
+from numpyro_spikeslab.sampling.current import Current
 from numpyro_spikeslab.sampling.noise_draws import start_noise
-from numpyro_spikeslab.sampling.scale_draws import Current
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import full_precision
 from numpyro_spikeslab.support.priors import base_of

@@ -16,9 +16,9 @@ from numpyro_spikeslab.models.primitives import weights
 from numpyro_spikeslab.reading.function_prior import KnownFunctions
 from numpyro_spikeslab.reading.roles import SlabRole
 from numpyro_spikeslab.reading.view import View
+from numpyro_spikeslab.sampling.current import Current
 from numpyro_spikeslab.sampling.function_state import Fixed, State
 from numpyro_spikeslab.sampling.pair_draws import draw_tasks
-from numpyro_spikeslab.sampling.scale_draws import Current
 
 
 @dataclass(frozen=True)

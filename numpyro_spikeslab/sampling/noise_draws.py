@@ -21,7 +21,7 @@ from numpyro_spikeslab.algebra.pairs import Design, in_parts, predictor
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.algebra.variates import normal, uniform
 from numpyro_spikeslab.reading.roles import NoiseRole, Tally
-from numpyro_spikeslab.sampling.scale_draws import Current
+from numpyro_spikeslab.sampling.current import Current
 from numpyro_spikeslab.support.precision import within_single
 from numpyro_spikeslab.support.priors import base_of
 
@@ -40,11 +40,8 @@ def start_noise(key: Array, now: Current) -> dict[str, Any]:
     """
     new: dict[str, Any] = {}
     for role in now.roles(NoiseRole):
-        value, statistics = (
-            now.values[role.site],
-            {"noise": Tally(now.at.count, now.at.squares(now.at.Y))},
-        )
-        count, total = role.tally(now.index(role), statistics)
+        value, squares = now.values[role.site], now.at.squares(now.at.Y)
+        count, total = role.tally(now.index(role), {"noise": Tally(now.at.count, squares)})
         factor = jnp.exp(SPREAD * random.normal(key, value.shape, value.dtype))
         scale = factor * jnp.sqrt(total / count).astype(value.dtype)
         inside = (scale > 0) & base_of(now.at.priors[role.site]).support(scale)
@@ -70,7 +67,7 @@ def draw_noise(key: Array, now: Current, sweeps: Sweeps) -> Current:
     def step():
         rows, deviation, _ = now.coefficients(now.values)
         covariates = whitened(rows, relative)
-        target = jnp.sqrt(relative) * at.Y[:, 0] + deviation @ covariates
+        target = at.whitened + deviation @ covariates
         ends = np.cumsum([1, index.size, form.size, len(covariates)])
         level, *numbers = jnp.split(uniform(key, (int(ends[-1]) + num_obs,), target.dtype), ends)
         change, *numbers = map(normal, numbers)

@@ -37,7 +37,7 @@ from numpyro_spikeslab.reading.coefficient_rows import (
     tasks_without,
 )
 from numpyro_spikeslab.reading.view import View
-from numpyro_spikeslab.sampling.scale_draws import Current
+from numpyro_spikeslab.sampling.current import Current
 
 DrawCoefficients = Callable[[Array, Array], tuple[dict[str, Any], Float[Array, " Q"]]]
 """``(key, weights) ->`` draws of the coefficients, and each task's sum of squared residuals."""
@@ -110,7 +110,7 @@ def _draw_columns(
         key, key_part = random.split(key)
         # else XLA copies a design that is a constant into each branch of each choice
         design = jax.lax.optimization_barrier(design)
-    target, columns = jnp.sqrt(at.relative[:, 0]) * at.Y[:, 0], None
+    target, columns = at.whitened, None
     sites = reading.form.coefficient_sites(now.own)
     if gram is None:
         gram = reading.gram_outside if sites else reading.gram

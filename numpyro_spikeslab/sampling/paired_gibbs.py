@@ -14,11 +14,11 @@ from numpyro_spikeslab.algebra.flips import Sweeps
 from numpyro_spikeslab.reading.program import are_concrete, compiled
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.roles import SlabRole
+from numpyro_spikeslab.sampling.current import Current
 from numpyro_spikeslab.sampling.density_step import AdaptState, draw_with_density
 from numpyro_spikeslab.sampling.kernel import BlockKernel, start_inclusion
 from numpyro_spikeslab.sampling.noise_draws import draw_noise
 from numpyro_spikeslab.sampling.pair_draws import draw_pairs
-from numpyro_spikeslab.sampling.scale_draws import Current
 
 
 class PairedGibbsState(NamedTuple):

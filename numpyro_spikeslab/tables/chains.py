@@ -40,6 +40,7 @@ NUM_FIT_DRAWS = 1000
 """Draws of the fit, or as many as there are chains."""
 
 PROBABILITIES = "inclusion_probabilities.w"
+"""The field of chains with the conditional inclusion probabilities."""
 
 ROUND = 250
 """Draws of a chain before the first look at whether all chains agree, and between two looks."""
@@ -48,18 +49,17 @@ MAX_R_HAT, MIN_ESS = 1.01, 400
 """Chains agree if all R-hats are below, and all effective sample sizes above."""
 
 SHORT = 300_000
-"""Steps of all chains times columns, up to which they take less time than XLA's optimisations."""
+"""Steps of all chains times columns, up to which code without XLA's optimisations is faster."""
 
 UNCERTAIN = "slab_scale", "inclusion"
 """Sites whose draws need not agree, for data say little of them."""
 
 UNDECIDED = 0.01
-"""Inclusion probability below which a weight is out."""
+"""Mean inclusion probability up to which chains need not agree on a weight."""
 
 
 class Run(NamedTuple):
-    """A random key, and numbers of steps before the draws of a chain, of draws at most, and of
-    chains."""
+    """A random key, and numbers of warm-up steps, of draws at most, and of chains."""
 
     key: Array
     warmup: int
@@ -281,7 +281,9 @@ def fit_and_chains(
         # side by side, for XLA lets other threads run
         list(pool.map(lambda program: program.compile(), programs))
     fitted, states, seed = _begin(*arguments)
-    of_fit = None if fitted is None else _tree_of_fit(jax.device_get(fitted), sizes)
+    of_fit = None
+    if fitted is not None:
+        of_fit = _tree_of_fit(jax.device_get(fitted), sizes, only_starts=model.heredity is not None)
     for size in _rounds(run.warmup):
         states = [advance(state, size, *fixed)[0] for state in states]
     rounds: list[dict[str, Any]] = []
@@ -300,7 +302,6 @@ def fit_and_chains(
             " equal ones within a level. Regress whether a response is one of these by "
             "likelihood='logit', and the other rows alone."
         )
-    of_fit = None if model.heredity else of_fit
     return np.asarray(seed), of_fit, _tree(joined, sizes, ["chain", "draw"])
 
 
@@ -309,7 +310,7 @@ def _rounds(total: int) -> list[int]:
 
 
 def agree(rounds: list[dict[str, Any]]) -> bool:
-    """Whether the draws so far determine the included weights, the noise and the intercept.
+    """Test whether the draws so far determine the included weights, the noise and the intercept.
 
     Measured by rank-normalised R-hat and effective sample sizes, of the bulk and of the tails, with
     :data:`MAX_R_HAT` and :data:`MIN_ESS`. The bulk alone does not see tails that chains seldom
@@ -330,15 +331,17 @@ def agree(rounds: list[dict[str, Any]]) -> bool:
     )
 
 
-def _tree_of_fit(fitted: TableFit, sizes: dict[str, int]) -> xr.DataTree:
+def _tree_of_fit(fitted: TableFit, sizes: dict[str, int], only_starts: bool) -> xr.DataTree | None:
     """Make the ArviZ data of :func:`~numpyro_spikeslab.add_variational_stats`, and warn if the fit
-    has not ended."""
+    has not ended; `None` if it only starts the chains, as under heredity."""
     before, bound = fitted.bounds
     if not np.isfinite(bound):
         raise FloatingPointError(
             "sparse_regression: the bound of the fit is not a number. Look for extreme values in "
             "X, y, weights and offset."
         )
+    if only_starts:
+        return None
     if bound - before > STILL:
         text = f"the bound still moves after {NUM_STEPS} steps of the fit"
         remedy = "Report the chains, and not `cavi`; if their r_hat is large, raise num_warmup."

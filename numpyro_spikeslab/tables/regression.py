@@ -148,7 +148,7 @@ def sparse_regression(
         if rank-normalised R-hat is at most 1.01 and the effective sample sizes of bulk and tails
         are 400 at least, for ``sigma``, the intercept and all weights of inclusion probability
         above 0.01. The attribute ``num_samples`` of the summary says how many were drawn.
-    :param num_chains: number of chains, which run one after the other.
+    :param num_chains: number of chains, which run side by side.
     :raises ValueError: if an argument has another shape or other labels, values that are not finite
         numbers or that the likelihood does not allow, too few rows or no variation; if a number is
         out of its range, or a column is in two groups; if a formula cannot be read or does not fit

@@ -144,7 +144,7 @@ class Fit:
 
     @property
     def is_normal(self) -> bool:
-        return self.svi._call(self.args, {}).spec.form.likelihood.is_fixed
+        return self.svi._call(self.args, {}).reading.form.likelihood.is_fixed
 
     def location(self, values: dict[str, Any], args: tuple) -> np.ndarray:
         model = handlers.substitute(handlers.seed(self.model, 0), values)

@@ -20,8 +20,8 @@ import numpyro.distributions as dist
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.pair_metropolis import LearntMoments
+from numpyro_spikeslab.sampling.current import Current
 from numpyro_spikeslab.sampling.pair_draws import draw_pairs, gram_at
-from numpyro_spikeslab.sampling.scale_draws import Current
 
 LIKELIHOODS = {
     "logit": lambda f: dist.Bernoulli(logits=f),
@@ -87,7 +87,7 @@ class AfterWarmup(nss.PairedGibbs):
 
     def _start(self, reading, values, z, num_warmup, rng_key):
         state = super()._start(reading, values, z, num_warmup, rng_key)
-        y = reading.problem.run(values, of=lambda run: reading.problem.likelihood(run).value)
+        y = reading.problem.run(values, of=lambda run: reading.problem.observations(run).value)
         f, slope, precision = GAUSSIANS[self._name](y)
         steps, one = jnp.asarray(1000), jnp.ones(())
         moments = LearntMoments(one, f, slope, jnp.ones_like(f), -precision)

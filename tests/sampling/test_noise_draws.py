@@ -16,8 +16,8 @@ import numpyro.distributions as dist
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.flips import Sweeps
 from numpyro_spikeslab.reading.reader import Reader
+from numpyro_spikeslab.sampling.current import Current
 from numpyro_spikeslab.sampling.noise_draws import draw_noise
-from numpyro_spikeslab.sampling.scale_draws import Current
 
 KEY = random.key(0)
 

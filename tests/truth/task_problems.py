@@ -106,7 +106,7 @@ class Problem(NamedTuple):
 
     @property
     def prior(self) -> Any:
-        return self.engine.prior(self.at)
+        return self.engine.function_prior(self.at)
 
     def bound(self, posterior: Posterior) -> Any:
         return _bound(self.engine, posterior)
@@ -123,7 +123,7 @@ class Problem(NamedTuple):
     ) -> Posterior:
         """The posterior with another ``q(phi_m)``."""
         posterior = posterior or self.posterior
-        prior = self.engine.prior(self.engine.view(posterior))
+        prior = self.engine.function_prior(self.engine.view(posterior))
         new = condition(prior, posterior, Terms(m, alpha, h), theta, self.functions.step[m])
         return self.engine.with_kernels(new)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws of noise scales, inclusion probabilities and slab scales, given the weights."""
+"""The model at the current values of a chain, and draws of its scales and probabilities."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ class Current:
 
     @classmethod
     def of(cls, reading: Reading, values: dict[str, Any], z: dict[str, Any]) -> Any:
-        """Run the model at the values of other blocks' sites, and ``z`` of the kernel's."""
+        """Run the model at values of other blocks' sites, and ``z`` of the kernel's own."""
         values = reading.generic | reading.params | values | z
         observed, rest = observe(reading.problem, values)
         fields = observed.in_tasks(reading.form, reading.layout)
@@ -51,7 +51,7 @@ class Current:
         return replace(self, at=self.at._replace(**fields))
 
     def with_auxiliaries(self, key: Array) -> Any:
-        """Return the model with the stand-in that auxiliary variables, drawn here, are."""
+        """Draw auxiliary variables; return the model with the Gaussian that they make of it."""
         if self.reading.form.likelihood.is_fixed:
             return self
         f = self.predictor()
@@ -127,7 +127,7 @@ class Current:
         :param values: current values by site.
         :param now: spikes and slabs.
         :param squares: sum of squared residuals of each task.
-        :param counted: 1 for slabs that count for their scale, 0 for those that are drawn here.
+        :param counted: 1 for slabs that enter the update of their scale, 0 for those drawn here.
         :return: new values by site, and all slabs.
         """
         spikes, slabs = now
