@@ -299,12 +299,17 @@ def test_a_fit_that_has_not_ended_is_named():
     w = np.zeros((4, 2))
     statistics = FitStatistics(w[:, 0], w[:, 0], {"w": w[0]}, None)
     fit = table_chains.TableFit({"w": w}, statistics, np.array([-9.0, -9.0]))
-    sizes = dict.fromkeys(("w", "w_spike"), 2)
-    assert table_chains._tree_of_fit(fit, sizes)["sample_stats"].attrs["bound"] == -9.0
+    setting = dict.fromkeys(("w", "w_spike"), 2), False
+    assert table_chains._tree_of_fit(fit, *setting)["sample_stats"].attrs["bound"] == -9.0
     with pytest.warns(UserWarning, match="the bound still moves after 1000 steps .* r_hat"):
-        table_chains._tree_of_fit(fit._replace(bounds=np.array([-9.0, -8.9])), sizes)
+        table_chains._tree_of_fit(fit._replace(bounds=np.array([-9.0, -8.9])), *setting)
     with pytest.raises(FloatingPointError, match="the bound of the fit is not a number"):
-        table_chains._tree_of_fit(fit._replace(bounds=np.array([-9.0, np.nan])), sizes)
+        table_chains._tree_of_fit(fit._replace(bounds=np.array([-9.0, np.nan])), *setting)
+    # a fit that only starts the chains is not reported
+    assert (
+        table_chains._tree_of_fit(fit._replace(bounds=np.array([-9.0, -8.9])), setting[0], True)
+        is None
+    )
 
 
 @pytest.mark.parametrize("name", ["id", "feature", "row"])
