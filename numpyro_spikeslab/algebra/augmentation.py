@@ -69,7 +69,7 @@ class Logistic(NamedTuple):
     :math:`\kappa \langle f \rangle - b \log(2 \cosh(c/2))`.
 
     - **y**, **total** - numbers :math:`0 \le y \le b`.
-    - **shift** - what is added to the predictor.
+    - **shift** - a number added to the predictor.
     """
 
     y: Float[Array, "*N"]
@@ -93,7 +93,7 @@ class Logistic(NamedTuple):
         return self._stand_in(omega, 2 * omega * half**2 - self.total * log_cosh)
 
     def _stand_in(self, omega: Float[Array, "*N"], log_norm: Any) -> StandIn:
-        # a precision that is not above rounding would make targets that are no numbers
+        # a precision that is not above rounding would make targets that are infinite or NaN
         precision, kappa = jnp.maximum(omega, jnp.finfo(omega.dtype).eps), self.y - 0.5 * self.total
         target = kappa / precision - self.shift
         return StandIn(precision, target, log_norm + 0.5 * kappa**2 / precision)

@@ -59,7 +59,7 @@ class PairedMeanField(NamedTuple):
         """Compute the variance of weights times independent features, as a sum of squares: a
         difference of second moments and squared means would lose it in single precision.
 
-        :param squares: squared means of the features, or sums of them.
+        :param squares: squared means of the features, or their sums.
         :param variance: variances of the features, likewise.
         :param times: product of weights and features.
         """

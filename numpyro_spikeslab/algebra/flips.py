@@ -7,7 +7,7 @@ integrated out they do (add-delete-swap samplers).
 **Exactness.** Flips and swaps are reversible for the collapsed posterior restricted to at most K
 included weights, and never leave this set; the slabs are then drawn from their conditional. Outside
 of the set the kernel is the identity. Such a kernel keeps the posterior. Alternated with sweeps of
-single pairs, which have no bound, it reaches every set of spikes.
+single pairs, which are not bounded, it reaches every set of spikes.
 
 By a fair coin either flips go up, then come swaps, or swaps come first, then flips go down. Each is
 the other in reverse, so a sweep is reversible too, as the proposal of a Metropolis step has to be.
@@ -56,7 +56,7 @@ class Numbers(NamedTuple):
     - **pairs** - logistic and normal numbers of the pairs.
     - **flips** - uniform numbers of the flips.
     - **down** - whether swaps come first, and flips go down.
-    - **order** - uniform numbers whose order is that of the swaps.
+    - **order** - uniform numbers in the order of the swaps.
     - **places** - uniform numbers of the new places.
     - **slabs** - normal numbers.
     """
@@ -279,7 +279,7 @@ def sweep(
 
 @jax.tree_util.register_static
 class Sweeps(Enum):
-    """In which precision sweeps are: that of the program, double, or as the numbers require."""
+    """The precision of sweeps: as the program, double, or as the numbers require."""
 
     AS_PROGRAM = 0
     DOUBLE = 1
@@ -318,7 +318,7 @@ def slabs_given(
 
 
 # A Rao-Blackwellised inclusion probability is the conditional of a spike given the others and
-# whether at most K weights are included, or more. Its mean over the draws stays that of the spike.
+# whether at most K weights are included, or more. Its mean over the draws stays the spike's mean.
 
 
 def given_spikes(prior: AnyPrior, active: ActiveSet) -> Float[Array, " P"]:

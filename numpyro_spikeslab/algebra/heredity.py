@@ -25,7 +25,7 @@ class Heredity:
     """The parents of G spikes, or of as many weights; hashable.
 
     - **parents** - of each, their numbers. No spike is its own ancestor.
-    - **least** - how many of them have to be included.
+    - **least** - the number of parents that have to be included.
     """
 
     parents: tuple[tuple[int, ...], ...]
@@ -70,9 +70,9 @@ class HereditaryPrior(NamedTuple):
     def at(self, spikes: Shaped[Array, " P"]) -> Prior:
         """Return the conditional prior of each weight given all other spikes.
 
-        If an included spike lacks parents, as after a swap, only flips that repair all of these
-        keep their odds, and all others have minus infinity. Infinity is a large number, for it is
-        multiplied by zero.
+        If an included spike lacks parents, as after a swap, only flips that repair all
+        violations keep their odds, and all others have minus infinity. Infinity is a large number,
+        for it is multiplied by zero.
         """
         is_in, log_odds = spikes[self.firsts] > 0, self.log_odds[self.firsts]
         missing, infinity = self.heredity.missing(is_in), jnp.finfo(log_odds.dtype).max / 8

@@ -193,7 +193,7 @@ def no_covariances(kernel: Any) -> Iterator[Any]:
     """Yield the stationary parts of a tinygp kernel that are covariances in one dimension only.
 
     By the sum of distances, tinygp's default, only the exponential kernel is one in several.
-    Transforms may change the dimension, so kernels inside of them are left out.
+    Transforms may change the dimension, so kernels inside transforms are left out.
     """
     module, name = type(kernel).__module__, type(kernel).__name__
     if module == "tinygp.kernels.stationary":

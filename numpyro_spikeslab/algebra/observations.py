@@ -99,7 +99,7 @@ class Sparse:
         return x[:, 0]
 
     def per_task(self, x: Float[Array, "#L 1"]) -> Float[Array, " Q"]:
-        # what a task without entries has is known only if all tasks share it
+        # the number of a task without entries is known only if all tasks share it
         shared = jnp.ones(()) if x.size > 1 else x[0, 0]
         return jnp.full(self.shape[1], shared).at[self.where.columns].set(x[:, 0])
 

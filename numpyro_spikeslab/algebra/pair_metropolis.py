@@ -113,7 +113,7 @@ class Expansion(NamedTuple):
         return 0.5 * square - self._log_volume(variance)
 
     def log_ratio(self, variance: Any, slab: Any, log_density: Any) -> Any:
-        """Compute the log ratio of target and proposal, relative to that of an excluded set."""
+        """Compute the log ratio of target and proposal, relative to an excluded set."""
         # of the Gaussian and the prior
         squares = jnp.sum(slab**2 / variance) - self.square(slab - self.at - self.step)
         log_odds = 0.5 * squares + self._log_volume(variance)

@@ -25,7 +25,7 @@ from numpyro_spikeslab.algebra.pairs import Prior, predictor
 # Columns of a window, and windows that flips visit.
 WINDOW = 64
 NUM_FLIPPED = 16
-# Share of sweeps over all columns: with 100,000 of them a quarter of the time of all steps.
+# Share of sweeps over all columns: with 100,000 columns a quarter of the time of all steps.
 SHARE_OF_ALL = 1 / 16
 
 
@@ -52,7 +52,7 @@ def sweep_some(
     """Make a :func:`~numpyro_spikeslab.algebra.flips.sweep_in`, of a part of the columns or,
     now and then, of all.
 
-    :param key: for the choice of columns; `None` for all of them.
+    :param key: for the choice of columns; `None` for all columns.
     :param now: spikes, slabs and inclusion probabilities; the latter stay where no flip visits.
     """
     (spikes, slabs, _), prior = now, problem.prior

@@ -58,7 +58,7 @@ def side_of(
     num_features: int,
     devices: int = 1,
 ) -> Side:
-    """Group entries by their owners, of which there are ``number``."""
+    """Group entries by their ``number`` owners."""
     L, each = len(owners), -(-number // devices)
     size = -(-each // -(-each * num_features**2 // BLOCK_NUMBERS))
     blocks = -(-each // size)

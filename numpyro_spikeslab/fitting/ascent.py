@@ -15,7 +15,7 @@ from numpyro_spikeslab.algebra.search import climb
 from numpyro_spikeslab.fitting.posterior import Engine, Posterior, strong
 from numpyro_spikeslab.reading.program import are_concrete
 
-# Steps in one call of compiled code. Their number is no part of what is compiled.
+# Steps in one call of compiled code. Compiled code does not depend on their number.
 CHUNK = 64
 
 
@@ -126,7 +126,7 @@ def step(
         # the sweep has taken them to their maximum; the next one finds its residual itself
         posterior = engine.features.begin(engine, posterior.moved())
         if not engine.form.likelihood.is_fixed:
-            # the squares are those of the old stand-in
+            # the squares belong to the old stand-in
             return posterior, engine.bound(posterior)
         at = engine.view(posterior)
     else:

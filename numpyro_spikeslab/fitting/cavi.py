@@ -44,7 +44,7 @@ from numpyro_spikeslab.reading.sites import param_name
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import full_precision
 
-# Improvements of the free sites beside latent functions, before a fit of these starts.
+# Improvements of the free sites beside latent functions, before a fit of functions starts.
 NUM_IMPROVEMENTS = 10
 # Options of SVI that change nothing: updates are stable, and there is nothing to differentiate.
 WITHOUT_EFFECT = ("stable_update", "forward_mode_differentiation")
@@ -165,7 +165,7 @@ class CAVI(SVI):
         all_kwargs = {**kwargs, **self.static_kwargs}
         for name in WITHOUT_EFFECT:
             all_kwargs.pop(name, None)
-        # the errors of the reader are more precise than those of the guide
+        # the errors of the reader are more precise than the guide has
         reading = self._read(args, all_kwargs)
         self.guide.set_up(args, all_kwargs, reading.trace)
         if self._last is not None and self._last.reading is reading:

@@ -101,7 +101,7 @@ class SpikeSlabGuide(AutoGuide):
         self._sites = sites
 
     def _check_model(self, sites: ModelSites, trace: dict[str, Any], call: Any) -> None:
-        """Refuse a model that the family does not take, and note what the family needs of it."""
+        """Refuse a model that the family does not take, and note facts that the family needs."""
 
     @full_precision
     def __call__(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -239,7 +239,7 @@ class SpikeSlabGuide(AutoGuide):
         return guide_factors.moments(self.factors.marginals(pair, params), pair.shape)
 
     def _checked(self, pair: Pair, params: dict[str, Any]) -> Pair:
-        """The weights of parameters, which may be those of a batch of tasks."""
+        """The weights of parameters, perhaps of a batch of tasks."""
         name = self.factors.names(pair.name)[0]
         check_params(params, {name: None})
         return pair.in_batch(jnp.shape(params[name]))

@@ -129,7 +129,7 @@ class PairedGuide(SpikeSlabGuide):
     ) -> tuple[Any, Any]:
         """Compute mean and variance of each task at new inputs, in closed form.
 
-        Under a likelihood that is not Normal these are of its predictor f; for responses there is
+        Under a non-Normal likelihood these are of its predictor f; for responses there is
         :class:`~numpyro.infer.Predictive`.
 
         For models with :func:`~numpyro_spikeslab.latent_functions`. Each hyperparameter has one

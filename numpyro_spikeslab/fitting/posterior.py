@@ -143,7 +143,7 @@ class Engine:
         return self.form.split(posterior.weights.mean, "{}")
 
     def with_roles(self, at: View, values: dict[str, Any], changed: Any = None) -> View:
-        """Return a view at other values of the sites that have a role, or of those ``changed``;
+        """Return a view at other values of the sites that have a role, or of the ``changed`` ones;
         nothing is run for it."""
         for role in self.form.roles_with_mode:
             if changed is None or role.site in changed:

@@ -118,7 +118,7 @@ class Fit(NamedTuple):
 def best_of(climbs: Iterable[Iterator[Stage]]) -> Iterator[Stage]:
     """Run several starts up to their first comparable stage, then continue the best.
 
-    Of all other stages the losses alone are kept, for a posterior may be large.
+    Only the losses of all other stages are kept, for a posterior may be large.
     """
     heats: dict[int, tuple[Stage, Iterator[Stage]]] = {}
     starts = []

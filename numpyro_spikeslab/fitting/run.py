@@ -40,7 +40,7 @@ from numpyro_spikeslab.support.messages import bad
 APART = 5.0
 # Nats per step, below which the bound counts as settled.
 STILL = 0.05
-# Share of the prior's standard deviation that a slab keeps if the data say nothing of its weight.
+# Share of the prior's standard deviation that a slab keeps if the data do not determine its weight.
 UNTOLD = 0.95
 
 

@@ -130,7 +130,7 @@ def sets_of(
 
 
 def misfit(form: Form, blocks: Any) -> str:
-    """Describe weights that have no credible sets, of a guide with these blocks; else ``""``."""
+    """Describe weights without credible sets, for a guide with these blocks; else ``""``."""
     names = [pair.name for pair in form.pairs]
     if blocks is not None:
         return "a guide with blocks, which share an effect among their columns themselves"

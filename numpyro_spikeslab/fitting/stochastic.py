@@ -190,7 +190,7 @@ def advance(
     posterior = posterior._replace(values=values, batches=Batches(shared, before))
     at = engine.view(posterior)
     if not engine.form.likelihood.is_fixed:
-        # the squares are those of the old stand-in
+        # the squares belong to the old stand-in
         squares = engine.features.squares(engine, at, posterior)
     # as if all tasks were like this batch
     of_all = at.log_density + engine.log_prior(at, values, local)

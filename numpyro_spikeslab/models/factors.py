@@ -67,7 +67,7 @@ def mtmkl(
     :param shared_noise: whether all tasks have one ``noise``, a standard deviation in the Normal
         likelihood, instead of one each.
     :param shared_inclusion: whether all functions have one inclusion probability, as in the paper,
-        instead of one each, which switches off functions that are not needed but takes more than
+        instead of one each, which switches off unneeded functions but takes more than
         three tasks to learn.
     :param priors: priors by name. ``"noise"``, ``"slab_scale"`` and ``"inclusion"`` are those of
         the sites, by default ``HalfNormal(10)``, ``HalfNormal(10)`` and ``Beta(1, 1)``, which suit
@@ -139,7 +139,7 @@ def factor_analysis(
         one where the boolean ``mask``, of the same shape, is false. A sparse ``Y``, of scipy or a
         ``BCOO``, is not made dense: its stored entries, zeros too, are the observations.
     :raises ValueError: if there is no factor; when the model runs, if ``Y`` has another rank or
-        entries that are no numbers, or a sparse ``Y`` has duplicate entries or is stored by blocks
+        infinite entries, or a sparse ``Y`` has duplicate entries or is stored by blocks
         or diagonals. A warning names columns whose standard deviations differ by more than a factor
         of 1,000.
 

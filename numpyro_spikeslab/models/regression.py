@@ -58,7 +58,7 @@ def sparse_regression(
         (P,), or (G,) with ``groups``.
     :param groups: the number of each column's group, see :func:`~numpyro_spikeslab.spike_slab`.
     :param heredity: the parents of interactions, likewise.
-    :param likelihood: one of those above, or ``"normal"``.
+    :param likelihood: a name above, or ``"normal"``.
     :return: ``model(X, y=None, always=None, offset=None, totals=1, mask=True, count=None)`` with
         ``X`` of shape (N, P) and ``y`` of shape (N,). ``always`` are columns without spikes, shape
         (N, A); their weights are the site ``always``, shape (A,), with the prior

@@ -61,7 +61,7 @@ class ResponseKind(NamedTuple):
 
 
 def check_classes(y: Numbers, totals: Numbers) -> None:
-    """Refuse responses that are not 0 or 1."""
+    """Refuse responses other than 0 and 1."""
     if not np.isin(y, (0, 1)).all():
         remedy = "A comparison such as y == 'yes' makes classes."
         raise bad("y", f"values from {y.min():g} to {y.max():g}", "classes, 0 and 1", remedy)

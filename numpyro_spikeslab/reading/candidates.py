@@ -86,7 +86,7 @@ def _own_coefficients(
 
 
 def settle(form: Form, plain: Form, verdict: Verdict) -> Form:
-    """Drop what the probe has not confirmed from a form that fits; ``plain`` is a plain design."""
+    """Limit a form that fits to what the probe has confirmed; ``plain`` is a plain design."""
     if form.sparse and verdict.noise_of_tasks:
         form = replace(form, varying_noise=False)
     if form.of_tasks and not verdict.of_tasks:

@@ -34,7 +34,7 @@ def check_trace(trace: dict[str, Any], user: str) -> None:
 
 
 def check_verdict(user: str, problem: Problem, verdict: Verdict) -> None:
-    """Refuse data that are not finite, no observations, and improper priors."""
+    """Refuse non-finite data, no observations, and improper priors."""
     form = problem.form
     site, names = form.response, [pair.name for pair in form.pairs]
     shape = problem.observations(problem.program.shapes).value.shape

@@ -119,7 +119,7 @@ def _users(run: Any, likelihood: str, name: str, moments: dict[str, Any]) -> fro
 
 
 def _closed(names: list[str], users: dict[str, frozenset[str]]) -> list[str]:
-    """Keep the sites on which no priors depend but those of other kept sites."""
+    """Keep the sites on which only priors of other kept sites depend."""
     while (closed := [k for k in names if users[k] <= set(names) - {k}]) != names:
         names = closed
     return names

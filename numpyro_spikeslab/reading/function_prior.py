@@ -105,7 +105,7 @@ def _differ_in_parameters(one: Template, other: Template) -> bool:
 
 
 class KnownFunctions(NamedTuple):
-    """What is known of the latent functions that weights mix.
+    """The definition of the latent functions that weights mix.
 
     - **fixed** - values of kernel parameters that the model conditions on.
     - **is_plain** - whether their prior is Gaussian, neither masked nor scaled.

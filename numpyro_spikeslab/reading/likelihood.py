@@ -43,7 +43,7 @@ of 1,000 and a concentration of 5."""
 
 
 class Density(NamedTuple):
-    """The density of observations that are not Normal.
+    """The density of non-Normal observations.
 
     - **log_prob** - log density of each observation, in their shape.
     - **fn** - their distribution.
@@ -61,7 +61,7 @@ class Observed(NamedTuple):
       Normal, the predictor is 0 until it is found, and the scale is 1.
     - **count** - how often each counts: masks times ``handlers.scale``.
     - **entries** - the mark of a sparse table: row and column of each observation.
-    - **density** - of observations that are not Normal, else `None`.
+    - **density** - of non-Normal observations, else `None`.
     """
 
     value: Array
@@ -96,10 +96,10 @@ class Observed(NamedTuple):
         elif Normal.fits(base):
             loc, scale = base.loc, base.scale
         else:
-            # what is missing may be NaN, whose slope in other sites would be NaN, too
+            # missing observations may be NaN, whose slope in other sites would be NaN, too
             allowed = base.support.feasible_like(value).astype(value.dtype)
-            seen = value if jnp.size(count) == 1 else jnp.where(count > 0, value, allowed)
-            density = Density(jnp.broadcast_to(log_prob(base, seen), value.shape), base)
+            counted = value if jnp.size(count) == 1 else jnp.where(count > 0, value, allowed)
+            density = Density(jnp.broadcast_to(log_prob(base, counted), value.shape), base)
             loc, scale = jnp.zeros((), density.log_prob.dtype), 1.0
         entries = site["infer"].get(ENTRIES_MARK)
         if entries is not None:
@@ -109,7 +109,7 @@ class Observed(NamedTuple):
         return cls(value, loc, scale, count, entries, density)
 
     def seen(self, predictor: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Replace the predictor of what is missing, which may be NaN: its slope would be NaN."""
+        """Replace the predictor of missing observations: it may be NaN, and so may its slope."""
         return jnp.where(self.count > 0, predictor, 0)
 
     def counted(self, log_prob: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -118,7 +118,7 @@ class Observed(NamedTuple):
 
     @property
     def times(self) -> Any:
-        """How often each observation counts, 1 for what is missing."""
+        """How often each observation counts, 1 for missing ones."""
         return jnp.where(self.count > 0, self.count, 1)
 
     def for_one(self, stand_in: StandIn) -> StandIn:
@@ -204,7 +204,7 @@ class AnyDensity:
         return fn.support(observed.value)
 
     def check_fit(self, problem: Any, values: dict[str, Any]) -> None:
-        """Refuse data of which no fit can be any good."""
+        """Refuse data that no fit can describe well."""
 
     def at(self, problem: Any, values: dict[str, Any], observed: Observed, f: Any) -> Any:
         """Return the density at given values of the other sites.
@@ -239,7 +239,7 @@ class Normal(AnyDensity):
 
     @staticmethod
     def fits(fn: dist.Distribution) -> bool:
-        """Test whether a distribution is one of these."""
+        """Test whether a distribution is Normal."""
         return type(base_of(fn)) in (dist.Normal, dist.MultivariateNormal)
 
     def allows(self, problem: Any, values: dict[str, Any], observed: Observed) -> Any:
@@ -352,7 +352,7 @@ class MixtureAt(NamedTuple):
     """A mixture of Gaussians at given values of the other sites.
 
     - **mixture** - in the predictor, with all counts of an observation at once.
-    - **constant** - log density of an observation less that of the mixture.
+    - **constant** - log density of an observation less the log density of the mixture.
     """
 
     mixture: Any
@@ -363,10 +363,10 @@ class MixtureAt(NamedTuple):
     def needs_metropolis(self) -> bool | Bool[Array, ""]:
         """Whether single pairs get Metropolis steps, since nearly all trials of counts have one
         outcome: auxiliary variables fix the predictor far better than the counts do."""
-        counts, seen = self.mixture, self.observed.count > 0
+        counts, is_seen = self.mixture, self.observed.count > 0
         if not isinstance(counts, Logistic) or isinstance(counts.total, int):
             return False
-        y, total = (jnp.sum(jnp.where(seen, x, 0)) for x in (counts.y, counts.total))
+        y, total = (jnp.sum(jnp.where(is_seen, x, 0)) for x in (counts.y, counts.total))
         return jnp.minimum(y, total - y) < RARE * total
 
     def log_density(self, f: Float[Array, "..."]) -> Float[Array, "..."]:

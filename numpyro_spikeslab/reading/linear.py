@@ -107,7 +107,7 @@ def where_observed(
     problem: Problem, values: dict[str, Any], rows: Float[Array, "M N"]
 ) -> Float[Array, "M N"]:
     """Set rows to 0 where no task has an observation. If other sites can move the mask, set only
-    those that are not finite."""
+    non-finite ones."""
     observed = jnp.any(view(problem, values).relative > 0, axis=1)
     is_safe = observed if problem.form.constant_design else observed | jnp.isfinite(rows)
     return jnp.where(is_safe, rows, 0)
@@ -140,25 +140,25 @@ def _follow(jaxpr: Any, inputs: list[Any]) -> list[Any]:
 
     :param inputs: arrays, and such results.
     """
-    known = dict(zip(jaxpr.invars, inputs, strict=True))
+    results_of = dict(zip(jaxpr.invars, inputs, strict=True))
     for equation in jaxpr.eqns:
-        operands = [None if isinstance(x, Literal) else known.get(x) for x in equation.invars]
+        operands = [None if isinstance(x, Literal) else results_of.get(x) for x in equation.invars]
         inner = called(equation)
         results = [_result(equation, operands)] if inner is None else _follow(inner, operands)
-        known |= dict(zip(equation.outvars, results * len(equation.outvars), strict=False))
-    return [None if isinstance(x, Literal) else known.get(x) for x in jaxpr.outvars]
+        results_of |= dict(zip(equation.outvars, results * len(equation.outvars), strict=False))
+    return [None if isinstance(x, Literal) else results_of.get(x) for x in jaxpr.outvars]
 
 
 def _result(equation: Any, operands: list[Any]) -> Any:
     name, sizes = equation.primitive.name, [x.aval.size for x in equation.invars]
-    moving = {k: x for k, x in enumerate(operands) if isinstance(x, str | dict)}
-    names = [name for x in moving.values() for name in ([x] if isinstance(x, str) else x)]
-    kinds = [type(x) for x in moving.values()]
+    linear_operands = {k: x for k, x in enumerate(operands) if isinstance(x, str | dict)}
+    names = [site for x in linear_operands.values() for site in ([x] if isinstance(x, str) else x)]
+    kinds = [type(x) for x in linear_operands.values()]
     in_order = name in _IN_ORDER and (name != "reshape" or equation.params["dimensions"] is None)
     if in_order and sizes == [equation.outvars[0].aval.size]:
         return operands[0]
     if name == "dot_general" and kinds == [str]:
-        ((k, weights),) = moving.items()
+        ((k, weights),) = linear_operands.items()
         matrix, contracted = operands[1 - k], equation.params["dimension_numbers"][0][1 - k]
         # so the weights have no other axes, and there is no batch
         if jnp.ndim(matrix) == 2 and [matrix.shape[axis] for axis in contracted] == [sizes[k]]:

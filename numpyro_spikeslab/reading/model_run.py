@@ -53,7 +53,7 @@ class Run(NamedTuple):
     - **pairs** - the priors of its pairs.
     - **log_probs** - log density of every sample site, summed, but of the pairs' own.
     - **priors** - distributions of its other latent sites.
-    - **constraints** - of its params; those that are not pytrees are left out.
+    - **constraints** - of its params, where these are pytrees.
     - **functions** - inputs, kernels, prior means and values of the kernels' parameters.
     """
 
@@ -111,7 +111,7 @@ class _Inputs(Messenger):
 
 
 def _variable(x: Any) -> Array:
-    """Return a variable of the same value, of a type that is not weak."""
+    """Return a variable of the same value, of a strong type."""
     x = jnp.asarray(x)
     return checkpoint_name(jax.lax.convert_element_type(x, x.dtype), "input")
 
@@ -144,9 +144,9 @@ def trace_model(
     """Run a model once, with the values of its latent sites and params as variables.
 
     :param user: name of the caller in error messages.
-    :param pairs_of: finds the pairs among the sites, or raises what is wrong with these.
+    :param pairs_of: finds the pairs among the sites, or raises.
     """
-    seen: list[Any] = []
+    sites_and_pairs: list[Any] = []
 
     def run():
         inputs = _Inputs()
@@ -155,12 +155,12 @@ def trace_model(
         pairs, values = pairs_of(sites), inputs.values
         parts = {name: values.pop(name) for pair in pairs for name in pair.shapes}
         weights = {k: inputs.weights.get(k, jnp.zeros(shape)) for k, shape, *_ in pairs}
-        seen.extend((sites, pairs))
+        sites_and_pairs.extend((sites, pairs))
         arguments = values, weights, parts
         return _results_of(trace, pairs, arguments), arguments
 
     closed, shapes = jax.make_jaxpr(run, return_shape=True)()
-    sites, pairs = seen
+    sites, pairs = sites_and_pairs
     out_tree, in_tree = (jax.tree.structure(x) for x in shapes)
     outvars, split = closed.jaxpr.outvars, len(jax.tree.leaves(shapes[0]))
     values, _, parts = jax.tree.unflatten(in_tree, outvars[split:])
@@ -306,7 +306,7 @@ def _pair_prior(trace: dict[str, Any], pair: Pair) -> PairPrior:
 class Problem:
     """A model, as its description and its program, with its data, the constants.
 
-    - **density** - of observations that are not Normal, given the predictor; see
+    - **density** - of non-Normal observations, given the predictor; see
       :class:`~numpyro_spikeslab.reading.likelihood.Density`.
     """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The predictor of a likelihood that is not Normal: where its program is cut in two.
+"""The predictor of a non-Normal likelihood: where its program is cut in two.
 
 The predictor is the last variable, of the shape of the observations, that is affine in the weights
 and through which alone the density of the observations depends on them: ``X @ w`` in
@@ -51,18 +51,18 @@ def cuts(problem: Problem) -> Iterator[Problem]:
 
 def _bottlenecks(jaxpr: Any, results: list[Any], inputs: list[Any]) -> Iterator[Any]:
     """Yield the variables through which alone results depend on some inputs, the last one first."""
-    moving = set(inputs)
+    dependent = set(inputs)
     for equation in jaxpr.eqns:
-        if any(_is_in(moving, x) for x in equation.invars):
-            moving.update(equation.outvars)
-    front = {x for x in results if _is_in(moving, x)}
+        if any(_is_in(dependent, x) for x in equation.invars):
+            dependent.update(equation.outvars)
+    front = {x for x in results if _is_in(dependent, x)}
     for equation in reversed(jaxpr.eqns):
         if front.isdisjoint(equation.outvars):
             continue
         if len(front) == 1:
             yield next(iter(front))
         front = front.difference(equation.outvars)
-        front |= {x for x in equation.invars if _is_in(moving, x)}
+        front |= {x for x in equation.invars if _is_in(dependent, x)}
 
 
 def _is_in(variables: set[Any], operand: Any) -> bool:
@@ -87,7 +87,7 @@ _ALONG = "arg", "concatenate", "cum", "reduce_", "rev", "sort", "squeeze", "stac
 
 
 def bent_by(density: Program | None) -> str | None:
-    """Return the name of a primitive that is not elementwise in the predictor, or `None`."""
+    """Return the name of a primitive other than elementwise ones in the predictor, or `None`."""
     assert density is not None
     needed, _ = dce_jaxpr(density.jaxpr, [k == 0 for k in range(len(density.jaxpr.outvars))], True)
     predictor: Any = needed.invars[-1]
@@ -96,12 +96,12 @@ def bent_by(density: Program | None) -> str | None:
 
 def _first_bent(jaxpr: Any, inputs: list[Any], shape: tuple[int, ...]) -> str | None:
     """Find where what the inputs move has no longer the observations as its leading axes."""
-    moving = set(inputs)
+    dependent = set(inputs)
     for equation in jaxpr.eqns:
-        places = [k for k, x in enumerate(equation.invars) if _is_in(moving, x)]
+        places = [k for k, x in enumerate(equation.invars) if _is_in(dependent, x)]
         if not places:
             continue
-        moving.update(equation.outvars)
+        dependent.update(equation.outvars)
         name, inner = equation.primitive.name, called(equation)
         if inner is not None:
             bent = _first_bent(inner, [inner.invars[k] for k in places], shape)
@@ -179,8 +179,8 @@ def likelihood_of(problem: Problem) -> AnyDensity:
         agrees = [text(link.function) == text(function) for link in links]
     else:
         agrees = computed(agree)
-    known = (link for link, agree in zip(links, agrees, strict=True) if agree)
-    return next(map(Mixture, known), AnyDensity())
+    matching = (link for link, agree in zip(links, agrees, strict=True) if agree)
+    return next(map(Mixture, matching), AnyDensity())
 
 
 def _with_mean(density: Program) -> Program:

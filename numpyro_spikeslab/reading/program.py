@@ -121,12 +121,12 @@ def cut_program(
     closed: ClosedJaxpr, inputs: list[Any], results: list[Any], in_tree: Any, out_tree: Any
 ) -> tuple[Program, tuple]:
     """Return the program from some variables of a trace to others, and its constants."""
-    jaxpr, constvars, given = closed.jaxpr, closed.jaxpr.constvars, set(inputs)
+    jaxpr, constvars, starts = closed.jaxpr, closed.jaxpr.constvars, set(inputs)
     part = jaxpr.replace(
         constvars=[],
         invars=[*constvars, *inputs],
         outvars=results,
-        eqns=[x for x in jaxpr.eqns if given.isdisjoint(x.outvars)],
+        eqns=[x for x in jaxpr.eqns if starts.isdisjoint(x.outvars)],
     )
     keeps = [False] * len(constvars) + [True] * len(inputs)
     part, used = dce_jaxpr(part, [True] * len(results), keeps)

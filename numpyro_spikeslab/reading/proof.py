@@ -38,8 +38,8 @@ class Proof(NamedTuple):
     """Facts about a model.
 
     - **plain** - its form as a regression on columns.
-    - **program**, **density** - its program, cut at the predictor of a likelihood that is not
-      Normal; see :class:`~numpyro_spikeslab.reading.model_run.Problem`.
+    - **program**, **density** - its program, cut at the predictor of a non-Normal likelihood; see
+      :class:`~numpyro_spikeslab.reading.model_run.Problem`.
     - **predictor**, **count** - the sites on which these parts of the likelihood can depend.
     - **coefficients** - Normal sites in which the predictor is affine.
     - **mixed** - the latent functions, if the predictor is an offset and a bilinear map of them and

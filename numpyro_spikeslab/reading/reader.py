@@ -135,8 +135,8 @@ class Reading:
             return {k: is_unbounded(priors[k]) for k in sorted(self.form.shaping & priors.keys())}
 
         sources = provenance(unbounded, values=self.generic)
-        found = compiled(unbounded, self.generic, once=True)
-        return [name for name, x in found.items() if x and not union(sources[name])]
+        flags = compiled(unbounded, self.generic, once=True)
+        return [name for name, x in flags.items() if x and not union(sources[name])]
 
     @from_data
     def design(self) -> Design | None:

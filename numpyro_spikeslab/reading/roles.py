@@ -188,7 +188,7 @@ class InclusionRole(Role):
         return value
 
     def mode(self, tally: Tally, prior: Any, current: Any) -> Any:
-        """Maximise ``included log pi + excluded log(1 - pi) + log p(pi)``; NaN if that has no
+        """Maximise ``included log pi + excluded log(1 - pi) + log p(pi)``; NaN without a
         maximum."""
         base, (included, excluded) = base_of(prior), _with_pseudo_counts(tally, prior)
         total = included + excluded

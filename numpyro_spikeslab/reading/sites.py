@@ -36,7 +36,7 @@ FAMILIES: dict[str, tuple[type, ...]] = {
 
 class Pair(NamedTuple):
     """The weights of one :func:`~numpyro_spikeslab.spike_slab`; ``groups`` are the numbers of their
-    spikes, where weights share one, and ``heredity`` the parents of these."""
+    spikes, where weights share one, and ``heredity`` their parents."""
 
     name: str
     shape: tuple[int, ...]

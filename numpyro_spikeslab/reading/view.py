@@ -88,12 +88,12 @@ def view(
     """
     form, stand_in = problem.form, None
     layout = layout or Grid(form.table)
-    observed, rest = observe(problem, values, weights)
+    observed, other_fields = observe(problem, values, weights)
     if moments is not None:
         stand_in = form.likelihood.at(problem, values, observed, moments[0]).expect(*moments)
         if form.is_design:
             observed = observed._replace(predictor=moments[0])
-    return View(**observed.in_tasks(form, layout, stand_in), **rest, layout=layout)
+    return View(**observed.in_tasks(form, layout, stand_in), **other_fields, layout=layout)
 
 
 def observe(

@@ -100,7 +100,7 @@ def check_plates(draws: xr.Dataset, reserved: Iterable[str]) -> None:
 
 
 def check_finite(draws: xr.DataArray) -> None:
-    """Refuse draws that are not finite."""
+    """Refuse non-finite draws."""
     if not np.isfinite(draws.values).all():
         remedy = "Leave those draws out, and find out why they are not finite."
         raise bad("data", f"`{draws.name}` not finite in some draws", "finite numbers", remedy)
@@ -147,7 +147,7 @@ def inclusion(data: xr.DataTree, name: str) -> xr.DataArray:
 def prior_inclusion(data: xr.DataTree, prior: Any, like: xr.DataArray) -> xr.DataArray | None:
     """Return prior inclusion probabilities in the shape of others, None if they are not known.
 
-    :param prior: a number or an array; None for that of the constant data, if there is one.
+    :param prior: a number or an array; None for the one in the constant data, if any.
     """
     if prior is None:
         constants = data.children.get("constant_data", xr.DataTree()).to_dataset()

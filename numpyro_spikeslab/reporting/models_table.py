@@ -52,7 +52,7 @@ def models_table(data: xr.DataTree, var_name: str, top: int = 10) -> pd.DataFram
     arviz_data.check_finite(w)
     dims, labels = arviz_data.sample_dims(draws), w.indexes[plates(w)[0]]
     is_median = arviz_data.inclusion(data, var_name).values > 0.5
-    # weights, since those of a group share one spike; the median model may be in no draw
+    # weights, since a group shares one spike; the median model may be in no draw
     spikes = np.packbits((w.values != 0).reshape(-1, len(labels)), axis=1)
     spikes = np.concatenate([spikes, np.packbits(is_median)[None]])
     rows, numbers, counts = np.unique(spikes, axis=0, return_inverse=True, return_counts=True)

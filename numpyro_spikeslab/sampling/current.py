@@ -22,7 +22,7 @@ from numpyro_spikeslab.reading.view import View, observe
 class Current:
     """A model at the current values of its sites.
 
-    - **own** - names of the sites that a kernel draws.
+    - **own_sites** - names of the sites that a kernel draws.
     - **observed** - the observations, and their location at weights of zero.
     - **at** - the view at these values and weights of zero.
     - **covariates** - rows in the location of the coefficients that the kernel draws, joined.
@@ -30,7 +30,7 @@ class Current:
 
     reading: Reading
     values: dict[str, Any]
-    own: frozenset[str]
+    own_sites: frozenset[str]
     observed: Observed
     at: View
     covariates: Any
@@ -39,9 +39,9 @@ class Current:
     def of(cls, reading: Reading, values: dict[str, Any], z: dict[str, Any]) -> Any:
         """Run the model at values of other blocks' sites, and ``z`` of the kernel's own."""
         values = reading.generic | reading.params | values | z
-        observed, rest = observe(reading.problem, values)
+        observed, other_fields = observe(reading.problem, values)
         fields = observed.in_tasks(reading.form, reading.layout)
-        at = View(**fields, **rest, layout=reading.layout)
+        at = View(**fields, **other_fields, layout=reading.layout)
         covariates = reading.covariates_at(values, z)
         return cls(reading, values, frozenset(z), observed, at, covariates)
 
@@ -74,7 +74,7 @@ class Current:
     ) -> tuple[Float[Array, "C N"], Float[Array, " C"], Callable[[Any], dict[str, Any]]]:
         """Return the kernel's coefficients as weights that are always included: the rows that they
         multiply in the location, their deviations from the prior, and the way back to values."""
-        at, sites = self.at, self.reading.form.coefficient_sites(self.own)
+        at, sites = self.at, self.reading.form.coefficient_sites(self.own_sites)
         if not sites:
             none = jnp.zeros((0, len(at.Y)), at.Y.dtype)
             return none, none[:, 0], lambda u: {}
@@ -84,14 +84,16 @@ class Current:
 
     def roles(self, kind: type[Role] = Role) -> tuple[Role, ...]:
         """Return the roles of one kind that are drawn."""
-        return tuple(role for role in self.reading.form.roles_of(kind) if role.site in self.own)
+        return tuple(
+            role for role in self.reading.form.roles_of(kind) if role.site in self.own_sites
+        )
 
     def index(self, role: Role) -> Index:
         """Return which entry of the site each weight or task takes."""
         return self.reading.indices[role.site]
 
     def weights(self, sites: Any = None) -> tuple[Float[Array, "Q M"], Float[Array, "Q M"]]:
-        """Return current spikes and slabs, or those of other values of the sites."""
+        """Return spikes and slabs, at the current or at other values of the sites."""
         form, dtype = self.reading.form, self.at.Y.dtype
         values = self.values if sites is None else sites
         spikes, slabs = form.join_spikes(values), form.join(values, "{}_slab")

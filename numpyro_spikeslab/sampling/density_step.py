@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-r"""Draws of pairs and coefficients under a likelihood that is not Normal.
+r"""Draws of pairs and coefficients under a non-Normal likelihood.
 
 A step is one of two. Each keeps the posterior given all other sites.
 
@@ -66,7 +66,7 @@ MIN_WARMUP = 100
 
 
 class AdaptState(NamedTuple):
-    """State of the warm-up under a likelihood that is not Normal.
+    """State of the warm-up under a non-Normal likelihood.
 
     From its first to its last quarter it averages predictors and slopes. In its last quarter it
     tries the Gaussian that they give. Both are decided once: nothing changes after the warm-up.
@@ -77,7 +77,7 @@ class AdaptState(NamedTuple):
     - **moments** - running moments of the predictor and of the slopes of the log density.
     - **accept_prob** - acceptance probability of the step; 1 for a local one, 0 if the Gaussian
       could not move the pairs.
-    - **mean_accept_prob**, **num_tried** - mean of those of the warm-up with the Gaussian, and
+    - **mean_accept_prob**, **num_tried** - mean of such steps in the warm-up with the Gaussian, and
       their number.
     - **gram** - :func:`~numpyro_spikeslab.sampling.pair_draws.gram_at` under the Gaussian, made
       once; `None` where it may change, or columns are many.
@@ -104,7 +104,7 @@ class AdaptState(NamedTuple):
             raise bad(f"{user}: heredity", "a likelihood such as Poisson's", "None", remedy)
         density = DensityAt(now.reading.problem, now.values, now.observed)
         total, zero = jnp.sum(density.log_density(predictor)), jnp.zeros((), predictor.dtype)
-        covariates_stay = form.constant_covariates or not form.coefficient_sites(now.own)
+        covariates_stay = form.constant_covariates or not form.coefficient_sites(now.own_sites)
         stays = form.constant_design and covariates_stay and form.size <= MAX_GRAM
         if has_gaussian_steps(form, moves) and stays:
             gram = jnp.zeros((form.size, form.size), predictor.dtype)
@@ -131,7 +131,7 @@ class AdaptState(NamedTuple):
 
     @property
     def missing(self) -> Float[Array, ""]:
-        """What the mean acceptance probability lacks to a good one."""
+        """The part that the mean acceptance probability lacks to a good one."""
         return jnp.maximum(GOOD - self.mean_accept_prob, 0)
 
     def takes_gaussian(self, key: Array) -> Bool[Array, ""]:
@@ -249,7 +249,7 @@ def draw_with_density(
     accepts = jnp.log(random.uniform(key_accept, minval=jnp.finfo(f.dtype).tiny)) < log_ratio
     accepts |= ~gaussian
     sites = {k: jnp.where(accepts, x, now.values[k]) for k, x in drawn.sites.items()}
-    # the probabilities of a proposal are not those of the posterior
+    # the probabilities of a proposal differ from the posterior ones
     spikes = jnp.ravel(now.weights(sites)[0]).astype(drawn.inclusion.dtype)
     inclusion = jnp.where(gaussian, spikes, drawn.inclusion)
 

@@ -25,8 +25,8 @@ class State(NamedTuple):
     - **weights** - the weights, zero where the spike is zero.
     - **slab_scales** - values of the slab scales' sites.
     - **slab_variance** - prior variances of the slabs at these scales.
-    - **residual** - observations less the functions' contributions, but for that of a function
-      that is being updated.
+    - **residual** - observations less the functions' contributions, except of a function that
+      is being updated.
     """
 
     phi: Float[Array, "M N"]
@@ -43,7 +43,7 @@ class State(NamedTuple):
 
 
 class Fixed(NamedTuple):
-    """What stays fixed while functions are drawn.
+    """The model while functions are drawn, which stays fixed.
 
     - **now** - the model at the values of the start.
     - **precision** - precisions of the observations.

@@ -159,9 +159,9 @@ def draw_parameters(
 
         def move():
             along = lambda x: evaluate(theta.at[p].set(x))  # noqa: E731
-            known = current[0], current
+            start = current[0], current
             entry_key = random.fold_in(key, p)
-            x, new = slice_sample(entry_key, along, theta[p], width=WIDTH_OF_PARAMETER, known=known)
+            x, new = slice_sample(entry_key, along, theta[p], width=WIDTH_OF_PARAMETER, known=start)
             return theta.at[p].set(x), new
 
         return jax.lax.cond(free[p], move, lambda: carry)
@@ -195,8 +195,8 @@ def stretch(key: Array, fixed: Fixed, state: State, function: Function) -> tuple
 
     def draw_length():
         zero = jnp.zeros((), w.dtype)
-        known = log_density(zero, function)
-        log_t, new = slice_sample(key_length, evaluate, zero, width=WIDTH_OF_LENGTH, known=known)
+        start = log_density(zero, function)
+        log_t, new = slice_sample(key_length, evaluate, zero, width=WIDTH_OF_LENGTH, known=start)
         return jnp.exp(log_t), new
 
     t, new = jnp.ones((), w.dtype), function

@@ -70,14 +70,14 @@ class BlockKernel(MCMCKernel):
         model_args: tuple,
         model_kwargs: dict[str, Any] | None,
     ) -> Any:
-        """Start at a draw from the prior, or at ``init_params``; noise scales start near those of
-        the observations without weights. :meth:`MCMC.run <numpyro.infer.mcmc.MCMC.run>` calls it.
+        """Start at a draw from the prior, or at ``init_params``; noise scales start near the
+        scale of the observations. :meth:`MCMC.run <numpyro.infer.mcmc.MCMC.run>` calls it.
 
         :param rng_key: random key, or one for each chain.
         :param init_params: values of some of the kernel's sites, one of each per chain.
         :param model_kwargs: keyword arguments of the model, and values of other blocks' sites.
         :raises ValueError: for unknown names, wrong shapes and values in ``init_params`` that are
-            not finite or out of their support, for improper priors, and if the model has latent
+            non-finite or out of their support, for improper priors, and if the model has latent
             sites that no block holds.
         """
         kwargs, values = split(model_kwargs)
@@ -105,8 +105,8 @@ class BlockKernel(MCMCKernel):
             if free := noise - (init_params or {}).keys():
 
                 def at_noise(key, z):
-                    own = {name: z[name] for name in free}
-                    return start_noise(key, Current.of(reading, values | z, own))
+                    scales = {name: z[name] for name in free}
+                    return start_noise(key, Current.of(reading, values | z, scales))
 
                 z |= compiled(at_noise, key_noise, z, once=once)
             return key, z
@@ -129,7 +129,7 @@ class BlockKernel(MCMCKernel):
         return state
 
     def _refuse_outside(self, reading: Reading, given: dict[str, Any], is_inside: Any) -> None:
-        """Refuse start values that are not in the support of their site."""
+        """Refuse start values outside of the support of their site."""
         for name in (name for name, x in is_inside.items() if not np.all(x)):
             support = reading.trace.sites[name]["fn"].support
             what = f"{self._user}: init_params[{name!r}]"
@@ -180,7 +180,7 @@ class BlockKernel(MCMCKernel):
         num_warmup: int,
         rng_key: Array,
     ) -> Any:
-        """Make the first state, given the values of all blocks' sites and those of the kernel's."""
+        """Make the first state, given the values of all blocks' sites."""
 
     def _check(self, reading: Reading, state: Any) -> None:
         """Refuse a first state, of one chain or of many."""

@@ -28,7 +28,7 @@ class LatentStep(Current):
     @property
     def owns_weights(self) -> bool:
         """Whether the kernel draws the weights, too."""
-        return self.reading.form.pairs[0].spike in self.own
+        return self.reading.form.pairs[0].spike in self.own_sites
 
     @property
     def functions(self) -> KnownFunctions:
@@ -51,7 +51,7 @@ class LatentStep(Current):
     def fixed(self, rescale: bool) -> Fixed:
         """Collect what stays fixed while the functions are drawn."""
         at, functions = self.at, self.functions
-        drawn = tuple(name for name in self.reading.form.kernels if name in self.own)
+        drawn = tuple(name for name in self.reading.form.kernels if name in self.own_sites)
         parameters = replace(functions.parameters, latent=drawn)
         prior = replace(functions.prior(at.priors), parameters=parameters)
         precision = jnp.broadcast_to(at.relative, at.Y.shape) / at.sigma2

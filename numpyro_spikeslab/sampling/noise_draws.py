@@ -34,9 +34,9 @@ SPREAD = 0.5
 
 
 def start_noise(key: Array, now: Current) -> dict[str, Any]:
-    """Draw noise scales around those of the observations at weights of zero.
+    """Draw noise scales around the scales of the observations at weights of zero.
 
-    A scale that its prior does not allow stays what it is.
+    A scale that its prior does not allow stays.
     """
     new: dict[str, Any] = {}
     for role in now.roles(NoiseRole):
@@ -61,7 +61,7 @@ def draw_noise(key: Array, now: Current, sweeps: Sweeps) -> Current:
     index, value, scales = now.index(role), now.values[role.site], jnp.sqrt(at.prior.variance[0])
     before, design = (value, slabs[0]), reading.design
     if design is None:
-        # not in a branch, which could not store what is computed once
+        # not in a branch, which could not store it
         design = reading.design_at(now.values, relative)
 
     def step():
@@ -76,8 +76,8 @@ def draw_noise(key: Array, now: Current, sweeps: Sweeps) -> Current:
         start, log_density, back = role.target(tally, at.priors[role.site], value)
         end = start + STEP * change.reshape(start.shape)
         sigma2 = jnp.stack([index.take(back(x) ** 2, at.sigma2)[0] for x in (start, end)])
-        given = given_spikes if sweeps == Sweeps.AS_PROGRAM else within_single(given_spikes)
-        terms, drawn = given(design, covariates, target, spikes[0] * scales, sigma2, numbers)
+        integrate = given_spikes if sweeps == Sweeps.AS_PROGRAM else within_single(given_spikes)
+        terms, drawn = integrate(design, covariates, target, spikes[0] * scales, sigma2, numbers)
         ratio = jnp.sum(log_density(end) - log_density(start)) + terms[1] - terms[0]
         accepts = jnp.log((1 + level[0]) / 2) < ratio
         return choose(

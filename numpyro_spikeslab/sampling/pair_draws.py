@@ -70,7 +70,7 @@ def draw_pairs(
     :param moves: whether columns of a design may trade places, with all slabs integrated out.
     :param single: whether these moves come after a sweep of single pairs. Without it the draw is
         reversible.
-    :param gram: :func:`gram_at` here, by default that of a constant design.
+    :param gram: :func:`gram_at` here, by default of a constant design.
     :param sweeps: the precision of these moves.
     """
     form = now.reading.form
@@ -111,7 +111,7 @@ def _draw_columns(
         # else XLA copies a design that is a constant into each branch of each choice
         design = jax.lax.optimization_barrier(design)
     target, columns = at.whitened, None
-    sites = reading.form.coefficient_sites(now.own)
+    sites = reading.form.coefficient_sites(now.own_sites)
     if gram is None:
         gram = reading.gram_outside if sites else reading.gram
     if sites:
@@ -171,7 +171,7 @@ def _draw_table(key: Array, now: Current) -> tuple[Draws, DrawCoefficients]:
     """Draw the pairs of tasks that share or mix features; see :func:`_draw_columns`."""
     reading, at, form = now.reading, now.at, now.reading.form
     phi = now.values[str(form.functions)] if reading.features is None else reading.features
-    sites, tasks, current = form.coefficient_sites(now.own), None, weights(*now.weights())
+    sites, tasks, current = form.coefficient_sites(now.own_sites), None, weights(*now.weights())
     if sites and form.of_tasks:
         statistics = reading.task_statistics if sites == form.of_tasks else None
         tasks = tasks_without(sites, at, now.values, phi, reading.covariates, statistics)

@@ -30,7 +30,7 @@ class PairedGibbsState(NamedTuple):
       with ``extra_fields=("inclusion_probabilities.w",)``, or as
       ``"block_states.0.inclusion_probabilities.w"`` from a composite.
     - **rng_key** - random key for the next step.
-    - **adapt_state** - what the warm-up learns of a likelihood that is not Normal; `None` for a
+    - **adapt_state** - what the warm-up learns of a non-Normal likelihood; `None` for a
       Normal one. ``extra_fields=("adapt_state.mean_accept_prob",)`` collects the mean acceptance
       probability of steps with the learnt Gaussian, in the warm-up; below 0.2 it is not used.
       ``"adapt_state.accept_prob"`` is that of each step, and 1 without the Gaussian.
@@ -130,7 +130,7 @@ class PairedGibbs(BlockKernel):
                 now = Current.of(reading, values, z)
                 return AdaptState.begin(num_warmup, now, self._user, self._collapsed)
 
-            # op by op it would take longer, and make numbers that are not finite on the way
+            # op by op it would take longer, and make non-finite numbers on the way
             is_known = are_concrete(reading.problem.constants)
             adapt_state = compiled(begin, values, z, once=True) if is_known else begin(values, z)
         sweeps = reading.sweeps if self._collapsed else Sweeps.AS_PROGRAM

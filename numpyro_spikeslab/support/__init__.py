@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every folder uses: messages, precision, devices, facts about priors, tables of numbers."""
+"""Helpers of every folder: messages, precision, devices, facts about priors, tables of numbers."""

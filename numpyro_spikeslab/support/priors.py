@@ -32,7 +32,7 @@ def is_unbounded(fn: Any) -> Any:
 
 
 def is_plain(site: dict[str, Any], families: Sequence[type]) -> bool:
-    """Whether a site has a prior of one of these families, neither masked nor scaled."""
+    """Test whether a site has a prior of these families, neither masked nor scaled."""
     fn = site["fn"]
     while isinstance(fn, WRAPPERS) and not isinstance(fn, dist.MaskedDistribution):
         fn = fn.base_dist

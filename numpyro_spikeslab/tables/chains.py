@@ -202,7 +202,7 @@ def _fit(keys: Any, model: TableModel, table: Table, size: int) -> TableFit:
     if "inclusion" in prior:
         # below 1 the density of the probability has no maximum
         one, other = (jnp.maximum(x, 1.0) for x in prior["inclusion"])
-        # a guide starts at the prior mean, which it does not know of traced concentrations
+        # a guide starts at the prior mean, which it cannot compute from traced concentrations
         prior, start = {"inclusion": (one, other)}, {"inclusion_auto_loc": one / (one + other)}
     guide = PairedGuide(model.at(prior))
     svi = CAVI(guide.model, guide)

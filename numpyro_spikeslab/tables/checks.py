@@ -37,7 +37,7 @@ class Axis(NamedTuple):
     def aligned(
         self, argument: str, values: Any, may_be_one: bool = True
     ) -> Float[np.ndarray, " N"]:
-        """Return a number for each element: those of an array, or one number for all."""
+        """Return a number for each element, from an array or one number."""
         numbers = as_numbers(argument, values)
         if numbers.shape != (self.size,) and not (may_be_one and numbers.ndim == 0):
             expected = f"{'a number, or ' * may_be_one}({self.size},), one for each {self.name}"
@@ -158,7 +158,7 @@ def checked_rows(
 
 
 def check_key(key: Any) -> None:
-    """Refuse a key that is no random key of JAX."""
+    """Refuse a key other than a random key of JAX."""
     if not is_prng_key(key):
         raise bad("key", repr(key), "a random key", "jax.random.key(0) makes one.")
 

@@ -89,7 +89,7 @@ class InclusionPrior(NamedTuple):
 
 
 def checked_columns(names: pd.Index, always: Any, groups: Any, inclusion: Any) -> TableColumns:
-    """Check ``always``, ``groups`` and ``inclusion``, and return what they say of each column."""
+    """Check ``always``, ``groups`` and ``inclusion``, and return their meaning for each column."""
     is_always = np.zeros(len(names), bool)
     labels = always if pd.api.types.is_list_like(always) else [always]
     is_always[find_columns("always", labels, names)] = True

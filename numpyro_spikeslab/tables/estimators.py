@@ -107,7 +107,7 @@ class SparseRegression(RegressorMixin, TableEstimator):
     - ``inclusion_``, posterior probabilities that the weights are not zero, shape (P,);
     - ``data_``, the result of :func:`~numpyro_spikeslab.sparse_regression`.
 
-    The parameters are those of the function, and
+    The parameters of the function, and
 
     :param random_state: seed from 0 to 2^32 - 1, or numpy's RandomState; by default a new one.
     :raises ModuleNotFoundError: if scikit-learn is not installed.

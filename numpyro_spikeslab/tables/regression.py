@@ -85,7 +85,7 @@ def sparse_regression(
 
     There may be more columns than rows. The computation is in double precision, also where that of
     JAX is not enabled, and the result has arrays of numpy. A warning names the column of the
-    largest ``r_hat`` if this is above 1.05. Another tells of a fit without columns beside chains
+    largest ``r_hat`` if this is above 1.05. Another warns of a fit without columns beside chains
     that include some.
 
     ======================== ============================= =====================================
@@ -112,7 +112,7 @@ def sparse_regression(
         of a term are one group, the intercept is always in, and ``X_new`` has columns as ``data``.
     :param y: the response, shape (N,); not with a formula, which names it.
     :param data: a DataFrame, for a formula.
-    :param likelihood: the distribution of the response, one of those above.
+    :param likelihood: the distribution of the response, a name above.
     :param always: names of columns that are always in, or their numbers if they have no names;
         with a formula, names of terms, too.
         Their weights have the prior Normal(0, 10^2) in standard units, which is wide.
@@ -120,8 +120,8 @@ def sparse_regression(
         their names, by name of the group or not, or a label for each column. Other columns stay
         alone.
     :param heredity: with a formula, whether an interaction needs its parents, the terms without one
-        of its factors, such as ``a:c`` of ``a:b:c``: ``"strong"`` if all of them have to be in,
-        ``"weak"`` if one of them. Terms that the formula does not have are not counted; those that
+        of its factors, such as ``a:c`` of ``a:b:c``: ``"strong"`` if all have to be in,
+        ``"weak"`` if one has. Terms that the formula does not have are not counted; those that
         are always in count as in. ``inclusion`` is then the probability of a term
         that its parents allow (Chipman, 1996), and the summary has no Bayes factors. By default
         terms need no others. The result has no ``cavi`` and no ``k_hat``, since the guide's spikes
@@ -136,11 +136,12 @@ def sparse_regression(
     :param totals: number of trials of each row, for the Binomial likelihood, or one number. Rows
         without trials are left out.
     :param X_new: rows to predict, shape (S, P), with the columns of ``X``.
-    :param expected_size: number of columns that are expected to matter: the prior of the inclusion
-        probability is Beta(1, P / expected_size - 1), where P counts columns that vary and are not
-        always in, a group once. The default is a tenth of them, or of the rows if they are fewer: N
-        rows cannot tell which of many more columns matter, if many may. The fit, which needs a
-        density with a maximum, takes Beta(1, 1) if the second concentration is below 1.
+    :param expected_size: number of columns that are expected to matter: the prior of the
+        inclusion probability is Beta(1, P / expected_size - 1), where P counts columns that vary
+        and are not always in, a group once. The default is a tenth of the columns, or of the rows
+        if these are fewer: N rows cannot tell which of many more columns matter, if many may. The
+        fit, which needs a density with a maximum, takes Beta(1, 1) if the second concentration is
+        below 1.
     :param num_warmup: steps of each chain before its draws. The default is 500, in which chains of
         other likelihoods learn their proposals, and 50 under a Normal one: chains start at the
         fit.
@@ -149,10 +150,10 @@ def sparse_regression(
         are 400 at least, for ``sigma``, the intercept and all weights of inclusion probability
         above 0.01. The attribute ``num_samples`` of the summary says how many were drawn.
     :param num_chains: number of chains, which run side by side.
-    :raises ValueError: if an argument has another shape or other labels, values that are not finite
-        numbers or that the likelihood does not allow, too few rows or no variation; if a number is
-        out of its range, or a column is in two groups; if a formula cannot be read or does not fit
-        the data.
+    :raises ValueError: if an argument has another shape or other labels, values that are not
+        finite or that the likelihood does not allow, too few rows or no variation; if a number is
+        out of its range, or a column is in two groups; if a formula cannot be read or does
+        not fit the data.
     :raises ModuleNotFoundError: for a formula, if ``formulaic`` is not installed.
 
     .. code-block:: python

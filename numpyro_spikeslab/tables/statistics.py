@@ -84,7 +84,7 @@ def sparse_regression_from_statistics(
     :return: ArviZ data with the groups ``posterior``, without an intercept, ``sample_stats``,
         ``summary``, ``cavi`` and ``constant_data``, as in :func:`sparse_regression`.
     :raises ValueError: if neither set of statistics is complete, if they have other shapes or
-        labels, or values that are not finite, if ``XtX`` or ``R`` is no matrix of products or
+        labels, or non-finite values, if ``XtX`` or ``R`` is no matrix of products or
         correlations, or if there are no rows with these statistics.
 
     .. code-block:: python
@@ -131,7 +131,7 @@ class Statistics(NamedTuple):
 
 
 def of_products(XtX: Any, Xty: Any, yty: Any, n: int) -> Statistics:
-    """Check products of columns, and make statistics of them."""
+    """Make statistics of products of columns, after checks."""
     products, columns = checked_matrix("XtX", XtX)
     squares = as_numbers("yty", yty)
     if squares.shape != () or squares <= 0:
@@ -148,7 +148,7 @@ def of_products(XtX: Any, Xty: Any, yty: Any, n: int) -> Statistics:
 
 
 def of_z_scores(z: Any, R: Any, n: int) -> Statistics:
-    """Check z-scores and correlations, and make statistics of them."""
+    """Make statistics of z-scores and correlations, after checks."""
     matrix, columns = checked_matrix("R", R)
     scores = columns.aligned("z", z, may_be_one=False)
     if (error := abs(matrix.diagonal() - 1).max()) > ROUNDED:
