@@ -239,7 +239,6 @@ class CAVI(SVI):
         reading, engine, _ = call
         refuse_traced_functions(reading, (engine, params))
         params, functions = params | chosen, reading.functions
-        assert functions is not None
         values = {x: params[param_name(x, self.guide.prefix, params)] for x in engine.form.others}
         zero, theta = jnp.zeros_like(functions.mean), functions.theta(values)
         blank = FunctionFactors(zero, zero, zero, zero, zero[:, 0], zero, theta, theta)

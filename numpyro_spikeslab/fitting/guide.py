@@ -184,7 +184,6 @@ class SpikeSlabGuide(AutoGuide):
         starts = jax.eval_shape(lambda: {name: x for name, (x, _) in self.start().items()})
         shapes: dict[str, Any] = {name: x.shape for name, x in starts.items()}
         if form.functions is not None:
-            assert reading.functions is not None
             # of a batch of tasks, or at other inputs
             terms = function_sites.names(form.functions, self.prefix)
             shapes = dict.fromkeys(self.factors.names(form.pairs[0].name), form.pairs[0].shape)

@@ -186,7 +186,6 @@ def _moves(call: Call) -> Any:
     """Return the moves that suit the functions of a model."""
     if call.engine.white:
         return factor_moves
-    assert call.reading.functions is not None
     functions = call.reading.functions.functions
     has_order = not functions.kinds <= {"white", "zero"}
     return partial(function_moves, laplacian_of(functions.X) if has_order else None)

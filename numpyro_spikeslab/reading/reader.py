@@ -63,7 +63,8 @@ class Reading:
 
     - **trace** - the run of the model.
     - **indices** - which entry of each site with a role each weight or task takes.
-    - **functions** - the latent functions that weights mix, or `None`.
+    - **functions** - the latent functions that weights mix, a
+      :class:`~numpyro_spikeslab.reading.function_prior.KnownFunctions`, or `None`.
     - **generic** - generic values of the other sites.
     - **params** - start values of the model's params; unlike generic ones they may be traced.
     - **layout** - of the observations: a table, or entries of one.
@@ -73,7 +74,7 @@ class Reading:
     problem: Problem
     trace: ModelTrace
     indices: dict[str, Index]
-    functions: KnownFunctions | None
+    functions: Any
     generic: dict[str, Any]
     params: dict[str, Any]
     layout: Observations

@@ -217,7 +217,6 @@ class LatentGibbs(BlockKernel):
 def check_functions(reading: Reading, user: str) -> None:
     """Check that the functions and the parameters of their kernels can be drawn."""
     functions, form, trace = reading.functions, reading.form, reading.trace.sites
-    assert functions is not None
     functions.check_parameters(user)
     for name in functions.parameters.sites:
         if name not in trace or trace[name]["type"] != "sample":

@@ -33,7 +33,6 @@ class LatentStep(Current):
     @property
     def functions(self) -> KnownFunctions:
         """The model's functions."""
-        assert self.reading.functions is not None
         return self.reading.functions
 
     @property
