@@ -91,7 +91,7 @@ TABLES = {
     "factors": (FACTORS, (X,), (X.to_numpy(float),)),
     "NA": (FACTORS, (X.assign(dose=HALVES),), (np.array([X["age"], [1, np.nan, 2, np.nan]]).T,)),
     "inputs": (SMOOTH, (X, X), (X.to_numpy(float), X.to_numpy(float))),
-    "series": (SMOOTH, (X["age"], X["age"]), (X["age"].to_numpy(), X["age"].to_numpy())),
+    "series": (SMOOTH, (X["age"], X["age"]), tuple(X["age"].to_numpy(copy=True) for _ in "XY")),
 }
 
 
