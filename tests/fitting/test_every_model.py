@@ -77,7 +77,8 @@ class Fit:
         self.mixes = family == "functions"
         cases: Any = function_models.MODELS if self.mixes else CASES
         make, self.groups, blocks = GROUPED.get(kind) or (cases[kind], None, None)
-        self.source = source = make()
+        self.make, self.source = make, make()
+        source = self.source
         self.model, self.args = source.model, source.args
         self.make_guide = {
             "standard": nss.MeanFieldGuide,
@@ -343,8 +344,9 @@ def test_single_precision_agrees_with_double(name):
         jax.config.update("jax_enable_x64", precision == "float64")
         args = tuple(np.asarray(x) for x in double.args)
         args = tuple(jnp.asarray(x, float) if x.dtype.kind == "f" else x for x in args)
-        # a guide is made in one precision
-        svi = nss.CAVI(double.model, double.make_guide(double.model), temperature=None)
+        # models and guides are made in one precision, for JAX keeps constants that it has traced
+        model = double.make().model
+        svi = nss.CAVI(model, double.make_guide(model), temperature=None)
         begin = jax.tree.map(jnp.asarray, start)
         result = svi.run(KEY, 8, *args, init_params=begin, progress_bar=False)
         assert {x.dtype for x in (*result.params.values(), result.losses)} == {jnp.dtype(precision)}
