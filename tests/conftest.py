@@ -29,8 +29,8 @@ os.environ["MPLBACKEND"] = "Agg"
 DURATIONS = Path(__file__).with_name("durations.txt")
 """The seconds of one core that tests take, and their names; `pytest --measure` writes them."""
 
-LISTED, SLOW, EXHAUSTIVE = 1.0, 2.0, 40.0
-"""The seconds from which a test is listed, slow and exhaustive."""
+LISTED, SLOW, EXHAUSTIVE = 1.0, 1.5, 3.0
+"""The seconds from which a test is listed, slow, and exhaustive, if another case is quicker."""
 
 lines = DURATIONS.read_text().splitlines() if DURATIONS.exists() else []
 durations = {name: float(seconds) for seconds, name in (line.split(" ", 1) for line in lines)}
@@ -48,12 +48,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what takes long; a test that is not listed is quick."""
+    """Mark what takes long; a test that is not listed is quick. The quickest case of a parametrised
+    test is never exhaustive, so that each claim is tested without these."""
+    seconds = {item: durations.get(item.nodeid, 0.0) for item in items}
+    quickest: dict[str, pytest.Item] = {}
     for item in items:
-        seconds = durations.get(item.nodeid, 0.0)
-        if seconds >= SLOW:
+        first = quickest.setdefault(item.nodeid.partition("[")[0], item)
+        if seconds[item] < seconds[first]:
+            quickest[item.nodeid.partition("[")[0]] = item
+    kept = set(quickest.values())
+    for item in items:
+        if seconds[item] >= SLOW:
             item.add_marker("slow")
-        if seconds >= EXHAUSTIVE:
+        if seconds[item] >= EXHAUSTIVE and item not in kept:
             item.add_marker("exhaustive")
 
 

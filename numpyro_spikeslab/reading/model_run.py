@@ -26,7 +26,7 @@ from numpyro.util import not_jax_tracer
 from numpyro_spikeslab.models.primitives import MARK, Functions
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.likelihood import Observed, has_density
-from numpyro_spikeslab.reading.program import Program, cut_program, trace_program
+from numpyro_spikeslab.reading.program import Program, cut_program, on_device, trace_program
 from numpyro_spikeslab.reading.sites import SET, Pair, find_function_sites, functions_of
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.priors import base_of
@@ -132,6 +132,16 @@ class ModelTrace(NamedTuple):
     generic_constants: tuple
     run: Program
     constants: tuple
+
+    def on_device(self, constants: tuple) -> "ModelTrace":
+        """Return the trace with these constants, which are on the device.
+
+        JAX would give the types of numpy's, as long as these are kept, to a trace in another
+        precision.
+        """
+        placed = {id(x): y for x, y in zip(self.constants, constants, strict=True)}
+        generic_constants = on_device(tuple(placed.get(id(x), x) for x in self.generic_constants))
+        return self._replace(generic_constants=generic_constants, constants=constants)
 
 
 def trace_model(

@@ -330,7 +330,7 @@ class Reader:
         by_site = dict(zip((role.site for role in forms[-1].form.roles), entries, strict=True))
         return Reading(
             problem,
-            trace,
+            trace.on_device(problem.constants),
             {r.site: _index(problem, r, by_site[r.site]) for r in form.roles},
             functions,
             values,

@@ -246,11 +246,11 @@ def test_nothing_of_the_size_of_the_table_is_made(x64):
     svi = nss.CAVI(model, nss.PairedGuide(model), num_restarts=1)
     call = svi._call((Y,), {})
     progress = begin(call.engine, svi.init(KEY, Y).optim_state[1])
-    model, true = (call.engine), jnp.array(True)
+    engine, true = call.engine, jnp.array(True)
     for of in (
-        lambda p: advance(*model, p, 1, -1.0, 1),
-        lambda p: rotate_white(*model, p.posterior, true, true),
-        lambda p: gains_without(*model, p.posterior),
+        lambda p: advance(engine, p, 1, -1.0, 1),
+        lambda p: rotate_white(engine, p.posterior, true, true),
+        lambda p: gains_without(engine, p.posterior),
     ):
         stack = [jax.make_jaxpr(of)(progress).jaxpr]
         while stack:

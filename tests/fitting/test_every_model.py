@@ -60,11 +60,23 @@ EXHAUSTIVE = [
 ]
 
 
+# the tests of a model share a fit, whose seconds are those of the first one, so these are told here
+QUICK = [
+    "paired: params",
+    "paired: offset, mask, counts and scales",
+    "standard: offset, mask, counts and scales",
+    "groups: of weights",
+    "blocks: latent hyperparameters",
+]
+
+
 def every_model(*names: str) -> pytest.MarkDecorator:
-    params = [
-        pytest.param(name, marks=[pytest.mark.exhaustive] if name in EXHAUSTIVE else [])
-        for name in names or NAMES
-    ]
+    def marks(name: str) -> Any:
+        if name in EXHAUSTIVE:
+            return pytest.mark.exhaustive
+        return () if name in QUICK else pytest.mark.slow
+
+    params = [pytest.param(name, marks=marks(name)) for name in names or NAMES]
     # one model after the other, for the tests of a model share what is compiled
     return pytest.mark.parametrize("name", params, scope="module")
 
@@ -77,8 +89,7 @@ class Fit:
         self.mixes = family == "functions"
         cases: Any = function_models.MODELS if self.mixes else CASES
         make, self.groups, blocks = GROUPED.get(kind) or (cases[kind], None, None)
-        self.make, self.source = make, make()
-        source = self.source
+        self.source = source = make()
         self.model, self.args = source.model, source.args
         self.make_guide = {
             "standard": nss.MeanFieldGuide,
@@ -344,9 +355,8 @@ def test_single_precision_agrees_with_double(name):
         jax.config.update("jax_enable_x64", precision == "float64")
         args = tuple(np.asarray(x) for x in double.args)
         args = tuple(jnp.asarray(x, float) if x.dtype.kind == "f" else x for x in args)
-        # models and guides are made in one precision, for JAX keeps constants that it has traced
-        model = double.make().model
-        svi = nss.CAVI(model, double.make_guide(model), temperature=None)
+        # a guide is made in one precision
+        svi = nss.CAVI(double.model, double.make_guide(double.model), temperature=None)
         begin = jax.tree.map(jnp.asarray, start)
         result = svi.run(KEY, 8, *args, init_params=begin, progress_bar=False)
         assert {x.dtype for x in (*result.params.values(), result.losses)} == {jnp.dtype(precision)}

@@ -114,7 +114,7 @@ def one_by_one(fit: Problem):
 )
 def test_sweeps_with_scales_visit_functions_and_their_weights_in_turn(start, prior):
     fit = start(prior)
-    sweep = jax.jit(function_sweeps.sweep, static_argnums=0)
+    sweep = jax.jit(function_sweeps.sweep)
     swept, squares = sweep(fit.engine, fit.at, fit.posterior, 1.0)
     expected = one_by_one(fit)
     for x, y in zip(jax.tree.leaves(swept), jax.tree.leaves(expected), strict=True):
@@ -127,7 +127,7 @@ def test_sweeps_with_scales_visit_functions_and_their_weights_in_turn(start, pri
 def test_a_white_function_at_rest_stays_and_its_weights_follow_the_prior():
     fit = white(2)
     off = switch_off(fit.posterior, jnp.array([False, True, False]), fit.engine.functions.mean)
-    sweep = jax.jit(function_sweeps.sweep, static_argnums=0)
+    sweep = jax.jit(function_sweeps.sweep)
     swept, _ = sweep(fit.engine, fit.at, off, 1.0)
     np.testing.assert_array_equal(swept.functions.mean[1], 0)
     np.testing.assert_array_equal(swept.functions.kl[1], 0)

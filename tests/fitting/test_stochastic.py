@@ -381,7 +381,7 @@ REFUSED = [
         lambda: cavi(num_tasks=B).update(cavi().init(KEY, X, TASKS[:, :30]), X, BATCHES[0]),
         "got 20 and a fit of 30 tasks, expected the",
     ),
-    (lambda: begin(truth.fixed_model, TASKS, X), "'columns', .* Leave it out"),
+    (lambda: begin(truth.fixed_model, TASKS, X), "known features, .* Leave it out"),
     (lambda: begin(shifted, X, TASKS), r"sites \['shift'\], .* Take them out"),
     (lambda: begin(WHITE, X, ENTRIES), "with entries of a table.*NaN where entries"),
     (lambda: begin(WHITE, X, TASKS[:, :1]), "1 tasks, expected 2 to num_tasks=60"),
