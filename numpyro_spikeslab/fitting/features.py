@@ -43,6 +43,7 @@ from numpyro_spikeslab.reading.coefficient_rows import (
     columns_without,
     given_residual,
     joined,
+    joined_rows,
     tasks_without,
 )
 from numpyro_spikeslab.reading.linear import blocks_at, dense_rows
@@ -267,7 +268,7 @@ class Shared(Tasks):
         if not q.slopes:
             return mean, variance
         slopes = joined(engine.form.of_tasks, q.slopes, 1)
-        rows = jnp.concatenate([self.covariates[each.site] for each in engine.form.of_tasks])
+        rows = joined_rows(engine.form.of_tasks, self.covariates)
         features = self.values + jnp.einsum("qcm,cn->qmn", slopes, rows)
         return mean, jnp.einsum("qm,qmn->nq", q.weights.variance, features**2)
 

@@ -41,6 +41,11 @@ def covariate_rows(problem: Problem, values: dict[str, Any]) -> dict[str, Float[
     return {each.site: dense_rows(problem, values, (each,)) for each in sites}
 
 
+def joined_rows(sites: Sites, rows: dict[str, Any]) -> Float[Array, "C N"]:
+    """Join the rows of the sites, as :func:`covariate_rows` has them."""
+    return jnp.concatenate([rows[each.site] for each in sites])
+
+
 def joined(sites: Sites, values: dict[str, Any], behind: int = 0) -> Float[Array, "Q C ..."]:
     """Join the values of the sites, which have ``behind`` more axes behind their own."""
     return jnp.concatenate([each.take(values[each.site], behind) for each in sites], axis=1)
@@ -220,7 +225,7 @@ def statistics_at(
     covariates: dict[str, Any],
 ) -> TaskStatistics:
     """Sum over the observations of tasks; see :func:`tasks_without`."""
-    rows = jnp.concatenate([covariates[each.site] for each in sites])
+    rows = joined_rows(sites, covariates)
     return task_statistics(at.Y + (joined(sites, values) @ rows).T, at.relative, features, rows)
 
 

@@ -108,13 +108,13 @@ class Observed(NamedTuple):
         value, loc, scale, count = (x.astype(jnp.result_type(loc, float)) for x in parts)
         return cls(value, loc, scale, count, entries, density)
 
-    def seen(self, predictor: Float[Array, "..."]) -> Float[Array, "..."]:
-        """Replace the predictor of missing observations: it may be NaN, and so may its slope."""
-        return jnp.where(self.count > 0, predictor, 0)
+    def seen(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """Set numbers of missing observations to 0: they may be NaN, and so may their slope."""
+        return jnp.where(self.count > 0, x, 0)
 
     def counted(self, log_prob: Float[Array, "..."]) -> Float[Array, "..."]:
         """Return log densities, each as often as it counts."""
-        return jnp.where(self.count > 0, self.count * log_prob, 0)
+        return self.seen(self.count * log_prob)
 
     @property
     def times(self) -> Any:
@@ -142,7 +142,7 @@ class Observed(NamedTuple):
             # broadcast before columns are flattened
             return form.tasks_last(jnp.broadcast_to(x, full) if form.is_design else x)
 
-        residual = jnp.where(self.count > 0, self.value - self.predictor, 0)
+        residual = self.seen(self.value - self.predictor)
         Y = form.tasks_last(jnp.broadcast_to(residual, full))
         counts = jnp.broadcast_to(tasks_last(self.count), Y.shape)
         scales = tasks_last(self.scale) if form.varying_noise else form.tasks_last(self.scale)
@@ -150,7 +150,7 @@ class Observed(NamedTuple):
         info = jnp.finfo(relative.dtype)
         # the precision of observations that are all zero stays a number
         smallest = info.tiny**0.75
-        values = form.tasks_last(jnp.where(self.count > 0, self.value, 0))
+        values = form.tasks_last(self.seen(self.value))
         rounding = relative * ((info.eps * values) ** 2 + smallest)
         weights = relative[:, :1] if form.complete else relative
         one = jnp.ones((1, 1), scales.dtype)
@@ -340,7 +340,7 @@ class Mixture(AnyDensity):
     def at(self, problem: Any, values: dict[str, Any], observed: Observed, f: Any) -> "MixtureAt":
         f = observed.seen(f)
         log_prob, fn = problem.given_predictor(values, f, lambda density: density)
-        y = jnp.where(observed.count > 0, observed.value, 0)
+        y = observed.seen(observed.value)
         count = jnp.broadcast_to(observed.times, f.shape)
         make: Any = self.link.repeated if self.many else self.link.mixture
         mixture = make(fn, y, count)
@@ -371,7 +371,7 @@ class MixtureAt(NamedTuple):
 
     def log_density(self, f: Float[Array, "..."]) -> Float[Array, "..."]:
         """Compute the log density up to a constant; unlike NumPyro's it has a slope at 0, too."""
-        return jnp.where(self.observed.count > 0, self.mixture.log_density(f), 0)
+        return self.observed.seen(self.mixture.log_density(f))
 
     def draw(self, key: Array, f: Float[Array, "..."]) -> StandIn:
         """Draw the auxiliary variables given the predictor."""

@@ -21,7 +21,7 @@ from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design
 from numpyro_spikeslab.models.distributions import GaussianFunctions
 from numpyro_spikeslab.reading.candidates import candidates, only_known, settle
 from numpyro_spikeslab.reading.checks import check_trace, check_verdict
-from numpyro_spikeslab.reading.coefficient_rows import covariate_rows, statistics_at
+from numpyro_spikeslab.reading.coefficient_rows import covariate_rows, joined_rows, statistics_at
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.function_prior import KnownFunctions, kernel_of
 from numpyro_spikeslab.reading.linear import dense_rows, shared_rows
@@ -213,7 +213,7 @@ class Reading:
             return None
         if not self.form.constant_covariates:
             return dense_rows(self.problem, values, sites)
-        return jnp.concatenate([self.covariates[each.site] for each in sites])
+        return joined_rows(sites, self.covariates)
 
     def rows_at(self, values: dict[str, Any]) -> Float[Array, "P N"]:
         """The design before whitening at given values of the other sites."""
