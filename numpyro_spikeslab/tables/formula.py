@@ -8,12 +8,14 @@ import warnings
 import pandas as pd
 
 from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.support.tabular import in_pandas, row_labels
 
 
 class Given(NamedTuple):
     """A table and the arguments of a regression that speak of its columns.
 
     - **X** - the columns, without the intercept.
+    - **labels** - of rows; `None` if they have none.
     - **groups** - with a formula the term of each column.
     - **parents** - for each column the first ones of the parents of its term, which lack one of its
       factors; `None` without a formula.
@@ -24,6 +26,7 @@ class Given(NamedTuple):
     groups: Any
     always: Any
     X_new: Any
+    labels: pd.Index | None
     parents: Sequence[Sequence[int]] | None = None
 
 
@@ -39,7 +42,7 @@ def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any, X_n
     if not isinstance(formula, str):
         if data is not None:
             raise bad("data", f"a {type(data).__name__}", "None", "Write a formula as X.")
-        return Given(formula, y, groups, always, X_new)
+        return Given(formula, y, groups, always, X_new, row_labels(formula))
     if y is not None or groups is not None:
         raise bad("y, groups", "an argument beside a formula", "None", "The formula has both.")
     try:
@@ -72,7 +75,8 @@ def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any, X_n
         [k for name, k in firsts.items() if factors[name] < x and len(x - factors[name]) == 1]
         for x in (factors[term] for term in terms.values())
     ]
-    return Given(X[[*terms]], y.iloc[:, 0], [*terms.values()], flat, new, parents)
+    table, labels = X[[*terms]], row_labels(data)
+    return Given(table, y.iloc[:, 0], [*terms.values()], flat, new, labels, parents)
 
 
 def model_matrix(argument: str, source: Any, data: Any) -> Any:
@@ -82,12 +86,13 @@ def model_matrix(argument: str, source: Any, data: Any) -> Any:
     """
     from formulaic.errors import DataMismatchWarning, FormulaicError
 
-    if not isinstance(data, pd.DataFrame):
-        raise bad(argument, f"a {type(data).__name__}", "a DataFrame with what the formula names")
+    frame = in_pandas(argument, data)
+    if not isinstance(frame, pd.DataFrame):
+        raise bad(argument, f"a {type(data).__name__}", "a table with the columns of the formula")
     try:
         with warnings.catch_warnings():
             # it would take categories that are new for the first one
             warnings.simplefilter("error", DataMismatchWarning)
-            return source.get_model_matrix(data, na_action="raise")
+            return source.get_model_matrix(frame, na_action="raise")
     except (FormulaicError, DataMismatchWarning, ValueError) as error:
         raise bad(argument, f"rows that the formula does not take ({error})", "others") from error
