@@ -12,10 +12,10 @@ from jax import random
 
 from numpyro_spikeslab.models.responses import RESPONSES
 from numpyro_spikeslab.reporting.arviz_data import posterior
+from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import in_double_precision
 from numpyro_spikeslab.support.tabular import check_kind, row_labels
-from numpyro_spikeslab.tables.checks import Axis
 from numpyro_spikeslab.tables.regression import response_of, sparse_regression
 
 try:
