@@ -40,9 +40,7 @@ def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any, X_n
 
     :param formula: this, or a table, which needs none.
     :param always: names of terms or of columns.
-    :raises ModuleNotFoundError: if ``formulaic`` is not installed.
-    :raises ValueError: if ``data`` is no DataFrame or lacks values or columns, if the formula does
-        not have one response and an intercept, or if arguments are beside each other in vain.
+    :raises ValueError: if arguments are beside each other in vain, and as :func:`sides`.
     """
     if not isinstance(formula, str):
         if data is not None:
@@ -50,11 +48,6 @@ def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any, X_n
         return Given(formula, y, groups, always, X_new, row_labels(formula))
     if y is not None or groups is not None:
         raise bad("y, groups", "an argument beside a formula", "None", "The formula has both.")
-    try:
-        import formulaic  # noqa: F401
-    except ImportError as error:
-        remedy = "pip install 'formulaic>=1.1', or give X and y."
-        raise ModuleNotFoundError(f"A formula needs formulaic: {remedy}") from error
     y, X = sides(formula, data)
     spec = X.model_spec
     terms = {X.columns[i]: str(term) for term, at in spec.term_indices.items() for i in at}
@@ -76,10 +69,15 @@ def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any, X_n
 def sides(formula: str, data: Any) -> tuple[pd.DataFrame, Any]:
     """Make the response, a column, and the columns of a formula, which know their terms.
 
+    :raises ModuleNotFoundError: if ``formulaic`` is not installed.
     :raises ValueError: unless it has one response, an intercept and more, which the data can give.
     """
-    from formulaic import Formula, SimpleFormula
-    from formulaic.errors import FormulaicError
+    try:
+        from formulaic import Formula, SimpleFormula
+        from formulaic.errors import FormulaicError
+    except ImportError as error:
+        remedy = "pip install 'formulaic>=1.1', or give X and y."
+        raise ModuleNotFoundError(f"A formula needs formulaic: {remedy}") from error
 
     def refused(expected: str, remedy: str) -> ValueError:
         return bad("X", f"the formula {formula!r}", expected, remedy)
@@ -98,9 +96,9 @@ def sides(formula: str, data: Any) -> tuple[pd.DataFrame, Any]:
         raise refused("one with one response, 'y ~ a + b'", remedy)
     y, X = (model_matrix("data", x, data) for x in parts)
     if y.shape[1] != 1:
-        several = "Regress each response by itself."
-        classes = f"Write a class as `{{{formula.split('~')[0].strip()} == 'yes'}} ~ a + b`."
-        remedy = several if len(y.model_spec.terms) > 1 else classes
+        remedy = f"Write a class as `{{{formula.split('~')[0].strip()} == 'yes'}} ~ a + b`."
+        if len(y.model_spec.terms) > 1:
+            remedy = "Regress each response by itself."
         raise refused(f"one with one response, not {some([*y.columns])}", remedy)
     if "Intercept" not in X:
         remedy = "Leave out `0 +` or `- 1`: the intercept is always in."
