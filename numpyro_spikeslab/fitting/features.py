@@ -30,14 +30,7 @@ from numpyro_spikeslab.algebra.task_sweeps import TaskSums, task_sweep
 from numpyro_spikeslab.fitting.function_sweeps import sweep, sweep_plain
 from numpyro_spikeslab.fitting.function_updates import white_factors
 from numpyro_spikeslab.fitting.posterior import Engine, Posterior, strong
-from numpyro_spikeslab.fitting.tasks import (
-    gram,
-    keeps_products,
-    squares_left,
-    sweep_weights,
-    update_columns,
-    update_functions,
-)
+from numpyro_spikeslab.fitting.tasks import squares_left, update_functions
 from numpyro_spikeslab.reading.coefficient_rows import (
     TasksWithout,
     columns_without,
@@ -237,29 +230,26 @@ class Tasks(Features):
 class Shared(Tasks):
     """Known features, with the given values.
 
-    - **stats** - products with each other and the data; `None` if free sites change them, or if all
+    - **sums** - products with each other and the data; `None` if free sites change them, or if all
       tasks have products of their own that are too many numbers: then tiles of tasks are visited.
     """
 
     values: Float[Array, "M N"]
-    stats: TaskSums | None
+    sums: TaskSums | None
 
     def of(self, q: Posterior) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
         return self.values, jnp.zeros_like(self.values)
 
     def sweep(self, engine: Engine, at: View, q: Posterior, temperature: Any) -> Swept:
+        update = Expectation(temperature)
         if not q.slopes:
-            stats = self.stats
-            if stats is None and keeps_products(engine.form):
-                stats = gram(at, *self.of(q))
-            weights, squares = sweep_weights(at, *self.of(q), stats, q.weights, temperature)
+            weights, squares = at.sweep(self.of(q), q.weights, update, self.sums)
             return at, q._replace(weights=weights), squares
         # the coefficients of each task are integrated out, then set given the weights
         tasks = self.without_coefficients(engine, at, q)
-        current = q.weights.mean, 1 / at.sigma2, at.prior, Expectation(temperature)
-        weights = task_sweep(tasks.sums(), *current)
+        weights = task_sweep(tasks.sums(), q.weights, 1 / at.sigma2, at.prior, update)
         (u, values), slopes = tasks.given(weights.mean), tasks.coefficients.slopes
-        squares = tasks.squares((weights.mean, weights.variance), u, slopes)
+        squares = tasks.squares(weights, u, slopes)
         q = q._replace(weights=weights, values=q.values | values)
         return at, q._replace(slopes=tasks.standard.slopes(slopes)), squares
 
@@ -276,9 +266,8 @@ class Shared(Tasks):
         if not q.slopes:
             return super().squares(engine, at, q)
         tasks = self.without_coefficients(engine, at, q)
-        moments = q.weights.mean, q.weights.variance
         slopes = tasks.standard.unscaled(q.slopes)
-        return tasks.squares(moments, tasks.standard.prior.deviation, slopes)
+        return tasks.squares(q.weights, tasks.standard.prior.deviation, slopes)
 
 
 @jax.tree_util.register_dataclass
@@ -311,7 +300,7 @@ class ObservedEntries(LatentFunctions):
         """Update the functions at all rows, then the weights of all columns."""
         mean, alpha = update_functions(at, self.of(q)[0], q.weights)
         q = q._replace(functions=white_factors(q.functions, mean, alpha))
-        weights, squares = update_columns(at, *self.of(q), q.weights, temperature)
+        weights, squares = at.sweep(self.of(q), q.weights, Expectation(temperature))
         return at, q._replace(weights=weights), squares
 
     def squares(self, engine: Engine, at: View, q: Posterior) -> Float[Array, " Q"]:
@@ -355,10 +344,10 @@ def _features_of(reading: Reading, at: View | None) -> Features:
     if not form.shares_features:
         of_table = isinstance(reading.layout, Grid)
         return (LatentFunctions if of_table else ObservedEntries)(covariates, None)
-    if not keeps_products(form):
+    if not form.keeps_products:
         return Shared(covariates, None, values, None)
-    stats = None if at is None else jax.jit(gram)(at, values, jnp.zeros_like(values))
-    return Shared(covariates, reading.task_statistics, values, stats)
+    sums = None if at is None else jax.jit(View.sums)(at, values, jnp.zeros_like(values))
+    return Shared(covariates, reading.task_statistics, values, sums)
 
 
 def with_shared_prior(reading: Reading) -> tuple[View | None, dict[str, Index]]:

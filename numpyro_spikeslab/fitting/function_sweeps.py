@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.families import Expectation, PairedMeanField
 from numpyro_spikeslab.algebra.pairs import Prior, coordinates
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.algebra.task_sweeps import TASK_BLOCK_SIZE, triangle
@@ -66,10 +66,8 @@ def sweep_plain(
     """Take the variational EM iteration of the paper; return expected squares of residuals too."""
     update = update or partial(update_plain, engine.function_prior(at))
     posterior = visit_functions(update, at, posterior)
-    functions, paired = posterior.functions, posterior.weights
-    moments = functions.mean, functions.var
-    stats = tasks.gram(at, *moments) if at.relative.shape[1] == 1 else None
-    weights, squares = tasks.sweep_weights(at, *moments, stats, paired, temperature)
+    features = posterior.functions.mean, posterior.functions.var
+    weights, squares = at.sweep(features, posterior.weights, Expectation(temperature))
     return posterior._replace(weights=weights), squares
 
 

@@ -107,7 +107,7 @@ def _of_new_rows(number: int, side: Side, weights: Any, sigma2: Any, residual: A
         return covariance @ sums.b, jnp.diagonal(covariance)
 
     data = residual, jnp.ones_like(residual)
-    rows = over_blocks(side, number, features, *data, lambda sums, _: jax.vmap(of_row)(sums))
+    rows = over_blocks(side, number, features, data, jax.vmap(of_row))
     return jax.tree.map(jnp.transpose, rows)
 
 

@@ -21,11 +21,10 @@ from numpyro_spikeslab.algebra.coefficients import (
     of_columns,
     split,
     task_statistics,
-    times,
     whitened,
 )
 from numpyro_spikeslab.algebra.pairs import AnyDesign, ChangingDesign, Design
-from numpyro_spikeslab.algebra.task_sweeps import TaskSums
+from numpyro_spikeslab.algebra.task_sweeps import TaskSums, times
 from numpyro_spikeslab.reading.linear import Sites, dense_rows, shared_rows
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.view import View
@@ -182,20 +181,20 @@ class TasksWithout(NamedTuple):
 
     def squares(
         self,
-        moments: tuple[Float[Array, "Q M"], Float[Array, "Q M"]],
+        weights: Any,
         u: Float[Array, "Q C"],
         slopes: Float[Array, "Q C M"],
     ) -> Float[Array, " Q"]:
         """Return the expected squared residuals.
 
-        :param moments: means and variances of the weights.
+        :param weights: their family.
         :param u: deviations of the coefficients at the means of the weights, and their slopes.
         """
-        (mean, var), (J, E, e, *_), sums = moments, self.coefficients, self.statistics.outside
-        inside = e - times(J, mean) - times(E, u)
-        per_weight = jnp.diagonal(sums.G, axis1=1, axis2=2) + jnp.sum((J + E @ slopes) ** 2, axis=1)
-        outside = sums.yy + jnp.sum(mean * (times(sums.G, mean) - 2 * sums.b), axis=1)
-        return outside + jnp.sum(inside**2, axis=1) + jnp.sum(var * per_weight, axis=1)
+        J, E, e, *_ = self.coefficients
+        inside = e - times(J, weights.mean) - times(E, u)
+        spread = weights.variance * jnp.sum((J + E @ slopes) ** 2, axis=1)
+        outside = self.statistics.outside.squares(weights)
+        return outside + jnp.sum(inside**2, axis=1) + jnp.sum(spread, axis=1)
 
 
 def tasks_without(
