@@ -180,6 +180,7 @@ class SpikeSlabGuide(AutoGuide):
     def pack(self, reading: Reading, params: dict[str, Any]) -> Posterior:
         """Make the posterior of parameters."""
         form, functions = reading.form, None
+        terms: tuple[str, ...] = ()
         starts = jax.eval_shape(lambda: {name: x for name, (x, _) in self.start().items()})
         shapes: dict[str, Any] = {name: x.shape for name, x in starts.items()}
         if form.functions is not None:
@@ -190,7 +191,7 @@ class SpikeSlabGuide(AutoGuide):
         check_params(params, shapes)
         others = params | self.points.median(params)
         values = {site: others[site] for site in form.others}
-        if form.functions is not None:
+        if terms:
             functions = function_sites.pack(reading, [params[x] for x in terms], values)
         size = form.size if form.is_design else form.num_features
         slopes = {

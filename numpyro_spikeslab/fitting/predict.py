@@ -36,7 +36,7 @@ def predict(
 ) -> tuple[Any, Any]:
     """Compute mean and variance of each task, (S, Q), or of entries of the table, (L,)."""
     functions, layout = posterior.functions, reading.layout
-    if reading.functions is None or functions is None:
+    if functions is None:
         raise ValueError(
             "PairedGuide.predict: the weights of the model mix no latent functions. Use "
             "numpyro.infer.Predictive."

@@ -5,6 +5,7 @@ Their values are arrays of shape (Q, C): each of Q tasks has its own (``form.of_
 and all are one dense vector.
 """
 
+from collections.abc import Collection
 from math import prod
 from typing import Any, NamedTuple
 
@@ -40,9 +41,20 @@ def covariate_rows(problem: Problem, values: dict[str, Any]) -> dict[str, Float[
     return {each.site: dense_rows(problem, values, (each,)) for each in sites}
 
 
-def joined_rows(sites: Sites, rows: dict[str, Any]) -> Float[Array, "C N"]:
-    """Join the rows of the sites, as :func:`covariate_rows` has them."""
-    return jnp.concatenate([rows[each.site] for each in sites])
+def covariates_at(
+    problem: Problem, constant: dict[str, Any], values: dict[str, Any], names: Collection[str]
+) -> Any:
+    """Return the rows of some coefficients, joined, at given values of the other sites; `None` of
+    no coefficients.
+
+    :param constant: :func:`covariate_rows`, where these depend on data alone.
+    """
+    sites = problem.form.coefficient_sites(names)
+    if not sites:
+        return None
+    if not problem.form.constant_covariates:
+        return dense_rows(problem, values, sites)
+    return jnp.concatenate([constant[each.site] for each in sites])
 
 
 def joined(sites: Sites, values: dict[str, Any], behind: int = 0) -> Float[Array, "Q C ..."]:
@@ -131,7 +143,7 @@ def columns_without(
 ) -> ColumnsWithout:
     """Integrate coefficients out of the columns of a design.
 
-    :param rows: from :func:`~numpyro_spikeslab.reading.linear.dense_rows`.
+    :param rows: from :func:`covariates_at`.
     :param at: the model at these values; its observations are the residual of some weights.
     :param parts: the whitened design, split along the covariates, where that is constant.
     """
@@ -202,15 +214,16 @@ def tasks_without(
     at: View,
     values: dict[str, Any],
     features: Float[Array, "M N"],
-    covariates: dict[str, Any],
+    rows: Float[Array, "C N"],
     statistics: TaskStatistics | None,
 ) -> TasksWithout:
     """Integrate the coefficients of tasks out.
 
     :param at: the model at these values and zero weights.
+    :param rows: from :func:`covariates_at`.
     :param statistics: of the data, where they are constant.
     """
-    statistics = statistics or statistics_at(sites, at, values, features, covariates)
+    statistics = statistics or statistics_at(sites, at, values, features, rows)
     standard = standardised(sites, at, values)
     coefficients = statistics.coefficients(standard.prior, at.sigma2)
     return TasksWithout(standard, coefficients, statistics)
@@ -221,10 +234,9 @@ def statistics_at(
     at: View,
     values: dict[str, Any],
     features: Float[Array, "M N"],
-    covariates: dict[str, Any],
+    rows: Float[Array, "C N"],
 ) -> TaskStatistics:
     """Sum over the observations of tasks; see :func:`tasks_without`."""
-    rows = joined_rows(sites, covariates)
     return task_statistics(at.Y + (joined(sites, values) @ rows).T, at.relative, features, rows)
 
 
@@ -239,7 +251,7 @@ def given_residual(
     """Return dense coefficients at their conditional mean given the weights, or a draw by standard
     normal ``noise``, and the residual.
 
-    :param rows: from :func:`dense_rows`.
+    :param rows: from :func:`covariates_at`.
     :param residual: observations less their location at the weights and current coefficients.
     """
     precision = jnp.ravel(jnp.broadcast_to(at.precision, residual.shape))

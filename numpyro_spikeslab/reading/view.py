@@ -88,6 +88,14 @@ class View(NamedTuple):
             return sums.sweep(weights, *settings)
         return self.layout.sweep((self.Y, self.relative), features, weights, *settings)
 
+    def expected_squares(
+        self, features: tuple[Float[Array, "M N"], Float[Array, "M N"]], weights: Any
+    ) -> Float[Array, " Q"]:
+        """Compute the squares of :meth:`sweep` in O(NQM), where :meth:`sums` take O(NQM^2)."""
+        mean, var = features
+        spread = weights.product_variance(*(self.over_points(x).T for x in (mean**2, var)))
+        return self.squares(self.residual(weights.mean, mean)) + jnp.sum(spread, axis=1)
+
     def residual(self, w: Float[Array, "Q M"], phi: Float[Array, "M N"]) -> Any:
         """Subtract the functions ``phi`` that weights mix from the observations."""
         return self.Y - self.layout.mix(w, phi)

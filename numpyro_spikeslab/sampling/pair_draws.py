@@ -15,7 +15,6 @@ from numpyro_spikeslab.algebra.active_set import CollapsedRegression
 from numpyro_spikeslab.algebra.coefficients import split, whitened
 from numpyro_spikeslab.algebra.pairs import (
     MAX_ALL,
-    Design,
     Draw,
     Draws,
     Prior,
@@ -100,9 +99,8 @@ def _draw_columns(
     :return: spikes, slabs and inclusion probabilities; and the draw of the coefficients.
     """
     reading, at, current = now.reading, now.at, weights(*now.weights())[0]
-    design, sets, key_part = reading.design, reading.form.sets, None
-    if design is None:
-        design = reading.design_at(now.values, at.relative[:, 0])
+    sets, key_part = reading.form.sets, None
+    design: Any = reading.design_at(now.values, at.relative[:, 0])
     if not sets.stacks and current.size > MAX_ALL:
         key, key_part = random.split(key)
         # else XLA copies a design that is a constant into each branch of each choice
@@ -115,7 +113,6 @@ def _draw_columns(
         # integrated out, for given them a column that is far from centred hardly ever gets in
         columns = columns_without(now.covariates, at, now.values, sites, design, reading.split)
         design, target = columns.design, columns.residual
-        assert isinstance(design, Design)
         if gram is not None:
             span = feature_rows(design, current.size)[:, at.Y.shape[0] :]
             gram = gram + span @ span.T
@@ -171,7 +168,7 @@ def _draw_table(key: Array, now: Current) -> tuple[Draws, DrawCoefficients]:
     update = Draw(logistic_and_normal(key, current.slabs))
     if sites and form.of_tasks:
         statistics = reading.task_statistics if sites == form.of_tasks else None
-        tasks = tasks_without(sites, at, now.values, phi, reading.covariates, statistics)
+        tasks = tasks_without(sites, at, now.values, phi, now.covariates, statistics)
         drawn = task_sweep(tasks.sums(), current, 1 / at.sigma2, at.prior, update)
     else:
         drawn, _ = at.sweep((phi, None), current, update)

@@ -89,7 +89,7 @@ def one_by_one(fit: Problem):
         at = fit.engine.with_roles(base, posterior.values)
         terms = terms_of(at, posterior, m)
         posterior = update_with_scale(fit.engine, fit.prior, at, posterior, terms)
-        if not fit.engine.white:
+        if not fit.engine.functions.is_white:
             return posterior._replace(weights=pass_weights(posterior, order))
         # a pass in which this function is the first
         new = pass_weights(posterior, jnp.roll(order, -m))
@@ -99,7 +99,7 @@ def one_by_one(fit: Problem):
     posterior = fit.posterior
     for m in order:
         posterior = visit(posterior, m)
-    for _ in range(0 if fit.engine.white else LAST_PASSES):
+    for _ in range(0 if fit.engine.functions.is_white else LAST_PASSES):
         posterior = posterior._replace(weights=pass_weights(posterior, order))
     return posterior
 

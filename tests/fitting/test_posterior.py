@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.families import Expectation
-from numpyro_spikeslab.fitting.tasks import explained
+from numpyro_spikeslab.fitting.function_sweeps import explained
 from numpyro_spikeslab.models.kernel_priors import length_scale_prior
 
 pytestmark = pytest.mark.usefixtures("x64")
