@@ -34,7 +34,7 @@ def frame():
 
 
 def heredity(frame, kind, always=()):
-    table, _, terms, always, _, parents = formula_table(
+    table, _, terms, always, *_, parents = formula_table(
         "y ~ age * kind * dose + lot:age", None, frame, None, always, None
     )
     columns = checked_columns(table.columns, always, terms, None)

@@ -12,49 +12,10 @@ import xarray as xr
 from numpyro.util import is_prng_key
 
 from numpyro_spikeslab.models.responses import ROUNDING, ResponseKind
+from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
-from numpyro_spikeslab.support.tabular import as_numbers
+from numpyro_spikeslab.support.tabular import as_numbers, in_pandas, row_labels
 from numpyro_spikeslab.tables.formula import Given
-
-
-class Axis(NamedTuple):
-    """The rows or the columns of a table, and their labels, `None` if any will do."""
-
-    name: str
-    size: int
-    labels: pd.Index | None
-
-    @classmethod
-    def of_rows(cls, X: Any) -> "Axis":
-        """Return the rows of a table, labelled if it is a DataFrame."""
-        return cls("row of X", len(X), X.index if isinstance(X, pd.DataFrame) else None)
-
-    @property
-    def names(self) -> pd.Index:
-        """Return the labels, or numbers."""
-        return pd.RangeIndex(self.size) if self.labels is None else self.labels
-
-    def aligned(
-        self, argument: str, values: Any, may_be_one: bool = True
-    ) -> Float[np.ndarray, " N"]:
-        """Return a number for each element, from an array or one number."""
-        numbers = as_numbers(argument, values)
-        if numbers.shape != (self.size,) and not (may_be_one and numbers.ndim == 0):
-            expected = f"{'a number, or ' * may_be_one}({self.size},), one for each {self.name}"
-            several = f"Use {argument}[:, 0], or {argument}.iloc[:, 0], and others one by one."
-            remedy = several if numbers.ndim == 2 else ""
-            raise bad(argument, f"the shape {numbers.shape}", expected, remedy)
-        self.check_labels(argument, getattr(values, "index", None))
-        return np.broadcast_to(numbers, self.size)
-
-    def check_labels(self, argument: str, labels: Any) -> None:
-        """Refuse other labels, or another order, if there are any."""
-        if self.labels is None or not isinstance(labels, pd.Index) or labels.equals(self.labels):
-            return
-        got = f"the labels {labels.tolist()!s:.200}"
-        expected = f"one for each {self.name} in order, {self.labels.tolist()!s:.200}"
-        remedy = f"Use {argument}.loc[labels], or {argument}.to_numpy() if only the labels differ."
-        raise bad(argument, got, expected, remedy)
 
 
 class Rows(NamedTuple):
@@ -87,43 +48,43 @@ def checked_inputs(given: Given, kind: ResponseKind, of_rows: dict[str, Any]) ->
 
     :param of_rows: ``weights``, ``offset`` and ``totals``, `None` by default.
     """
-    table = checked_table(given.X)
-    new = None if given.X_new is None else checked_new(given.X_new, given.X, table)
+    table = checked_table(in_pandas("X", given.X), given.labels)
+    new = None if given.X_new is None else checked_new(given.X_new, table)
     return Inputs(table, checked_rows(given, table.values, kind, of_rows), new)
 
 
-def checked_table(X: Any) -> xr.DataArray:
+def checked_table(X: Any, labels: pd.Index | None) -> xr.DataArray:
     """Return the columns as numbers, with labels of rows and columns."""
     table = as_numbers("X", X)
     if table.ndim != 2 or len(table) < 3 or table.shape[1] < 1:
         expected = "(N, P), at least three rows and a column"
         raise bad("X", f"the shape {table.shape}", expected, "One column is X.reshape(-1, 1).")
-    names = X.columns if isinstance(X, pd.DataFrame) else pd.RangeIndex(table.shape[1])
+    names = Axis.of_columns(X, table.shape[1]).names
     # booleans would be masks
     if not names.is_unique or names.inferred_type not in ("string", "integer", "floating"):
         expected = "names that differ, all strings or all numbers"
         got = f"the columns {names.tolist()!s:.200}"
         raise bad("X", got, expected, "X.columns.map(str) makes strings.")
-    coords = {"feature": names.tolist()} | labels_of("row", X)
+    coords = {"feature": names.tolist()} | row_coord("row", labels)
     return xr.DataArray(table, coords, ["row", "feature"])
 
 
-def checked_new(X_new: Any, X: Any, table: xr.DataArray) -> xr.DataArray:
+def checked_new(X_new: Any, table: xr.DataArray) -> xr.DataArray:
     """Return the rows to predict as numbers, with their labels."""
-    new = as_numbers("X_new", X_new)
-    if new.ndim != 2 or new.shape[1] != table.shape[1]:
-        raise bad("X_new", f"the shape {new.shape}", f"(S, {table.shape[1]}), the columns of X")
-    columns = Axis("column of X", new.shape[1], X.columns if isinstance(X, pd.DataFrame) else None)
-    columns.check_labels("X_new", getattr(X_new, "columns", None))
-    coords = {"feature": table["feature"].values} | labels_of("new_row", X_new)
-    return xr.DataArray(new, coords, ["new_row", "feature"])
+    frame = in_pandas("X_new", X_new)
+    new = as_numbers("X_new", frame)
+    columns = Axis("column of X", table.shape[1], table["feature"].to_index())
+    order = columns.order("X_new", getattr(frame, "columns", None))
+    if new.ndim != 2 or new.shape[1] != columns.size:
+        raise bad("X_new", f"the shape {new.shape}", f"(S, {columns.size}), the columns of X")
+    coords = {"feature": table["feature"].values} | row_coord("new_row", row_labels(X_new))
+    return xr.DataArray(new[:, order], coords, ["new_row", "feature"])
 
 
-def labels_of(dim: str, X: Any) -> dict[str, pd.Index]:
-    """Return the labels of the rows of a DataFrame as a coordinate."""
+def row_coord(dim: str, labels: pd.Index | None) -> dict[str, pd.Index]:
+    """Return labels of rows as a coordinate."""
     # labels of several levels cannot be saved, and xarray takes an index name for a dimension
-    is_flat = isinstance(X, pd.DataFrame) and X.index.nlevels == 1
-    return {dim: X.index.rename(None)} if is_flat else {}
+    return {} if labels is None or labels.nlevels > 1 else {dim: labels.rename(None)}
 
 
 def checked_rows(
@@ -133,7 +94,7 @@ def checked_rows(
     if (of_rows["totals"] is None) == kind.has_trials:
         got = "None" if of_rows["totals"] is None else "numbers"
         raise bad("totals", got, "numbers of trials for likelihood='binomial', else None")
-    y, axis = given.y, Axis.of_rows(given.X)
+    y, axis = given.y, Axis("row of X", len(X), given.labels)
     if y is None:
         raise bad("y", "None", "the response, unless X is a formula")
     count = np.ones(axis.size)
