@@ -12,6 +12,7 @@ import xarray as xr
 from numpyro.util import is_prng_key
 
 from numpyro_spikeslab.models.responses import ROUNDING, ResponseKind
+from numpyro_spikeslab.support.files import plain_labels
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.tabular import as_numbers
 from numpyro_spikeslab.tables.formula import Given
@@ -73,25 +74,6 @@ class Rows(NamedTuple):
         return (self.weights > 0) & (self.totals > 0)
 
 
-class Inputs(NamedTuple):
-    """The table along ``row`` and ``feature``, with names, its rows as numbers, and the rows to
-    predict, along ``new_row`` and ``feature``."""
-
-    table: xr.DataArray
-    rows: Rows
-    new: xr.DataArray | None
-
-
-def checked_inputs(given: Given, kind: ResponseKind, of_rows: dict[str, Any]) -> Inputs:
-    """Check the data of a regression.
-
-    :param of_rows: ``weights``, ``offset`` and ``totals``, `None` by default.
-    """
-    table = checked_table(given.X)
-    new = None if given.X_new is None else checked_new(given.X_new, given.X, table)
-    return Inputs(table, checked_rows(given, table.values, kind, of_rows), new)
-
-
 def checked_table(X: Any) -> xr.DataArray:
     """Return the columns as numbers, with labels of rows and columns."""
     table = as_numbers("X", X)
@@ -108,31 +90,19 @@ def checked_table(X: Any) -> xr.DataArray:
     return xr.DataArray(table, coords, ["row", "feature"])
 
 
-def checked_new(X_new: Any, X: Any, table: xr.DataArray) -> xr.DataArray:
-    """Return the rows to predict as numbers, with their labels."""
-    new = as_numbers("X_new", X_new)
-    if new.ndim != 2 or new.shape[1] != table.shape[1]:
-        raise bad("X_new", f"the shape {new.shape}", f"(S, {table.shape[1]}), the columns of X")
-    columns = Axis("column of X", new.shape[1], X.columns if isinstance(X, pd.DataFrame) else None)
-    columns.check_labels("X_new", getattr(X_new, "columns", None))
-    coords = {"feature": table["feature"].values} | labels_of("new_row", X_new)
-    return xr.DataArray(new, coords, ["new_row", "feature"])
-
-
-def labels_of(dim: str, X: Any) -> dict[str, pd.Index]:
+def labels_of(dim: str, X: Any) -> dict[str, np.ndarray]:
     """Return the labels of the rows of a DataFrame as a coordinate."""
-    # labels of several levels cannot be saved, and xarray takes an index name for a dimension
-    is_flat = isinstance(X, pd.DataFrame) and X.index.nlevels == 1
-    return {dim: X.index.rename(None)} if is_flat else {}
+    return {dim: plain_labels(X.index)} if isinstance(X, pd.DataFrame) else {}
 
 
 def checked_rows(
     given: Given, X: Float[np.ndarray, "N P"], kind: ResponseKind, of_rows: dict[str, Any]
 ) -> Rows:
-    """Return the rows of a table with what belongs to each."""
-    if (of_rows["totals"] is None) == kind.has_trials:
-        got = "None" if of_rows["totals"] is None else "numbers"
-        raise bad("totals", got, "numbers of trials for likelihood='binomial', else None")
+    """Return the rows of a table with what belongs to each.
+
+    :param of_rows: ``weights``, ``offset`` and ``totals``, `None` by default.
+    """
+    check_totals(kind, of_rows["totals"])
     y, axis = given.y, Axis.of_rows(given.X)
     if y is None:
         raise bad("y", "None", "the response, unless X is a formula")
@@ -155,6 +125,13 @@ def checked_rows(
         if np.std(response) <= ROUNDING * np.max(np.abs(response)):
             raise bad("y", f"{response[0]} in every row", "numbers that differ")
     return rows
+
+
+def check_totals(kind: ResponseKind, totals: Any) -> None:
+    """Refuse totals where there are no trials, and none where there are."""
+    if (totals is None) == kind.has_trials:
+        got = "None" if totals is None else "numbers"
+        raise bad("totals", got, "numbers of trials for likelihood='binomial', else None")
 
 
 def check_key(key: Any) -> None:

@@ -7,6 +7,7 @@ import warnings
 
 import pandas as pd
 
+from numpyro_spikeslab.support.files import plain_columns
 from numpyro_spikeslab.support.messages import bad
 
 
@@ -17,17 +18,18 @@ class Given(NamedTuple):
     - **groups** - with a formula the term of each column.
     - **parents** - for each column the first ones of the parents of its term, which lack one of its
       factors; `None` without a formula.
+    - **variables** - columns of ``data`` that the formula reads, see :func:`variables`.
     """
 
     X: Any
     y: Any
     groups: Any
     always: Any
-    X_new: Any
     parents: Sequence[Sequence[int]] | None = None
+    variables: pd.DataFrame | None = None
 
 
-def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any, X_new: Any) -> Given:
+def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any) -> Given:
     """Make the table of a formula, such as ``"y ~ age*sex + bs(bmi, 4) + C(region)"``.
 
     :param formula: this, or a table, which needs none.
@@ -39,7 +41,7 @@ def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any, X_n
     if not isinstance(formula, str):
         if data is not None:
             raise bad("data", f"a {type(data).__name__}", "None", "Write a formula as X.")
-        return Given(formula, y, groups, always, X_new)
+        return Given(formula, y, groups, always)
     if y is not None or groups is not None:
         raise bad("y, groups", "an argument beside a formula", "None", "The formula has both.")
     try:
@@ -52,7 +54,8 @@ def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any, X_n
         parsed = Formula(formula)
     except FormulaicError as error:
         raise bad("X", f"the formula {formula!r} ({error})", "one that can be read") from error
-    parts = model_matrix("data", parsed, data)
+    read = variables("data", parsed, data)
+    parts = model_matrix("data", parsed, read)
     sides: Any = getattr(parts, "lhs", None), getattr(parts, "rhs", parts)
     if not all(isinstance(side, pd.DataFrame) for side in sides) or sides[0].shape[1] != 1:
         remedy = "Write a class as `{x == 'yes'} ~ a + b`."
@@ -62,8 +65,6 @@ def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any, X_n
     if terms.pop("Intercept", None) is None:
         remedy = "Leave out `0 +` or `- 1`: the intercept is always in."
         raise bad("X", f"the formula {formula!r}", "one with an intercept", remedy)
-    # categories, knots and means of the data
-    new = None if X_new is None else model_matrix("X_new", spec, X_new)[[*terms]]
     names = always if pd.api.types.is_list_like(always) else [always]
     flat = [x for name in names for x in [k for k in terms if terms[k] == name] or [name]]
     factors = {str(term): frozenset(term.factors) for term in spec.term_indices}
@@ -72,7 +73,35 @@ def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any, X_n
         [k for name, k in firsts.items() if factors[name] < x and len(x - factors[name]) == 1]
         for x in (factors[term] for term in terms.values())
     ]
-    return Given(X[[*terms]], y.iloc[:, 0], [*terms.values()], flat, new, parents)
+    return Given(
+        X[[*terms]], y.iloc[:, 0], [*terms.values()], flat, parents, variables("data", spec, read)
+    )
+
+
+def variables(argument: str, source: Any, data: Any) -> pd.DataFrame:
+    """Return the columns that a formula or a spec reads, in a form that files can keep."""
+    if not isinstance(data, pd.DataFrame):
+        raise bad(argument, f"a {type(data).__name__}", "a DataFrame with what the formula names")
+    return plain_columns(data[[x for x in data if x in source.required_variables]])
+
+
+def new_columns(formula: str, data: pd.DataFrame, X_new: Any) -> pd.DataFrame:
+    """Make columns of new rows by the levels, knots and means of the variables of a regression."""
+    from formulaic import Formula
+
+    source: Any = Formula(formula).rhs
+    spec = model_matrix("dt", source, data).model_spec
+    new = variables("X_new", spec, X_new)
+    try:
+        return model_matrix("X_new", spec, new)
+    except ValueError:
+        coded = [x for x in spec.factors if "categories" in spec.encoder_state[x.expr][1]]
+        for name in {name for x in coded for name in spec.factor_variables[x]}.intersection(new):
+            levels = data[name].astype("category").cat.categories
+            if len(unknown := new[name][~new[name].isin(levels)]):
+                got = f"{[*unknown]!s:.100} of {name!r} in the rows {[*unknown.index]!s:.100}"
+                raise bad("X_new", got, f"levels of the regression, {[*levels]!s:.200}") from None
+        raise
 
 
 def model_matrix(argument: str, source: Any, data: Any) -> Any:
@@ -82,8 +111,6 @@ def model_matrix(argument: str, source: Any, data: Any) -> Any:
     """
     from formulaic.errors import DataMismatchWarning, FormulaicError
 
-    if not isinstance(data, pd.DataFrame):
-        raise bad(argument, f"a {type(data).__name__}", "a DataFrame with what the formula names")
     try:
         with warnings.catch_warnings():
             # it would take categories that are new for the first one
