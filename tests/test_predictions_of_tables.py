@@ -9,12 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from refusals import refusals
-from scipy import special
+from scipy import special, stats
 from truth.small_table import table
 import xarray as xr
 
 from jax import random
 import jax.numpy as jnp
+from jax.scipy.special import ndtr
 
 import numpyro
 import numpyro.distributions as dist
@@ -22,9 +23,10 @@ from numpyro.infer.util import log_likelihood
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.models.responses import RESPONSES
-from numpyro_spikeslab.support.files import plain_labels
+from numpyro_spikeslab.support.files import plain_columns, read_columns, stored_columns
 from numpyro_spikeslab.tables import predict
-from numpyro_spikeslab.tables.formula import formula_table
+from numpyro_spikeslab.tables.checks import row_coord
+from numpyro_spikeslab.tables.formula import formula_table, new_columns
 
 SHORT = "ignore:sparse_regression. chains disagree", "ignore:sparse_regression. the fit includes no"
 pytestmark = pytest.mark.filterwarnings("error", *SHORT)
@@ -111,7 +113,6 @@ def test_predictions_are_those_of_the_model(likelihood, monkeypatch):
     new = nss.predict(dt, X.set_axis(X.index + 90), kind="mean", **given)
     np.testing.assert_allclose(new, mean, rtol=1e-7)
     assert new["row"].values.tolist() == [*range(90, 120)]
-    assert nss.predict(dt, X.to_numpy()[:1], kind="predictor", offset=0, **given | {"offset": 0})
 
 
 @pytest.mark.parametrize("likelihood", RESPONSES)
@@ -131,7 +132,7 @@ def test_log_likelihoods_are_those_of_a_model_written_by_hand(likelihood, x64):
             "normal": lambda: dist.Normal(f, site["sigma"] / jnp.sqrt(weights)),
             "student": lambda: dist.StudentT(site["dof"], f, site["sigma"]),
             "logit": lambda: dist.Bernoulli(logits=f),
-            "probit": lambda: dist.Bernoulli(probs=special_ndtr(f)),
+            "probit": lambda: dist.Bernoulli(probs=ndtr(f)),
             "binomial": lambda: dist.Binomial(TOTALS.astype(int), logits=f),
             "poisson": lambda: dist.Poisson(jnp.exp(f)),
             "negative_binomial": lambda: dist.NegativeBinomial2(jnp.exp(f), site["concentration"]),
@@ -149,7 +150,192 @@ def test_log_likelihoods_are_those_of_a_model_written_by_hand(likelihood, x64):
     np.testing.assert_allclose(ours, truth, rtol=1e-10, atol=1e-12)
 
 
-def special_ndtr(f):
-    from jax.scipy.special import ndtr
+@pytest.mark.filterwarnings("ignore:Estimated shape parameter")
+def test_a_result_has_what_arviz_needs():
+    dt = nss.sparse_regression(KEY, X, Y, weights=1.0 + COUNTS, offset=OFFSET, **FEW)
+    draws = dt["posterior"].to_dataset()
+    assert draws.attrs["inference_library"] == "numpyro_spikeslab"
+    f = OFFSET + draws["intercept"].values[..., None] + draws["w"].values @ X.to_numpy().T
+    scale = draws["sigma"].values[..., None] / np.sqrt(1 + COUNTS)
+    logs = stats.norm.logpdf(Y, f, scale)
+    np.testing.assert_allclose(dt["log_likelihood"]["y"], logs, rtol=1e-10)
+    other = result("student", 50)
+    other["constant_data"] = other["constant_data"].to_dataset().drop_vars("weights")
+    other["log_likelihood"] = nss.log_likelihood(other).to_dataset()
+    compared = arviz_stats.compare({"normal": dt, "student": other})
+    assert compared.index[0] == "normal"
+    dt["posterior_predictive"] = nss.predict(dt).to_dataset()
+    arviz_plots.plot_ppc_dist(dt, backend="none")
 
-    return ndtr(f)
+
+def test_draws_have_a_seed_that_is_stored():
+    dt = result("normal", 50)
+    again, other = nss.predict(dt), nss.predict(dt, key=random.key(1))
+    assert nss.predict(dt).identical(again) and not (again == other).any()
+
+
+INDEXES = {
+    "numbers": pd.Index(np.arange(NUM_ROWS)[::-1]),
+    "floats": pd.Index(np.arange(NUM_ROWS) / 2),
+    "nullable": pd.Index(np.arange(NUM_ROWS), dtype="Int64"),
+    "booleans": pd.Index(np.arange(NUM_ROWS) > 1),
+    "strings": pd.Index([f"é{k}" for k in range(NUM_ROWS)]),
+    "dates": pd.date_range("2020-01-01", periods=NUM_ROWS),
+    "time zone": pd.date_range("2020-01-01", periods=NUM_ROWS, tz="Europe/Berlin"),
+    "durations": pd.timedelta_range("1h", periods=NUM_ROWS),
+    "days": pd.Index([pd.Timestamp(k, unit="D").date() for k in range(NUM_ROWS)]),
+    "periods": pd.period_range("2020-01", periods=NUM_ROWS, freq="M"),
+    "categories": pd.CategoricalIndex(list("bca") * 10),
+    "intervals": pd.interval_range(0.0, periods=NUM_ROWS),
+    "mixed": pd.Index([None, "a", 1, (2, "b"), 0.5, *range(5, NUM_ROWS)], dtype=object),
+    "levels": pd.MultiIndex.from_product([list("abc"), range(10)], names=["row", "feature"]),
+}
+STRINGS = {
+    "booleans": "False",
+    "strings": "é0",
+    "time zone": "2020-01-01 00:00:00+01:00",
+    "days": "1970-01-01",
+    "periods": "2020-01",
+    "categories": "b",
+    "intervals": "(0.0, 1.0]",
+    "mixed": "None",
+    "levels": "a, 0",
+}
+
+
+def through_file(dt, form, path):
+    if form == "zarr":
+        pytest.importorskip("zarr")
+        dt.to_zarr(path, consolidated=False)
+        return xr.open_datatree(path, engine="zarr", consolidated=False).load()
+    pytest.importorskip("h5py")
+    dt.to_netcdf(path)
+    with xr.open_datatree(path) as file:
+        return file.load()
+
+
+@pytest.mark.parametrize("form", ["netcdf", "zarr"])
+@pytest.mark.parametrize("kind", INDEXES)
+@pytest.mark.filterwarnings("ignore")
+def test_results_are_read_as_they_were_saved_whatever_the_index(form, kind, tmp_path):
+    index, dt = INDEXES[kind], result("normal", 10)
+    given = formula_table(X.set_axis(index), Y, None, None, ())
+    labels = row_coord("row", given.labels)
+    for group in "constant_data", "observed_data":
+        dt[group] = dt[group].to_dataset().assign_coords(labels)
+    saved = through_file(dt, form, tmp_path / "result")
+    xr.testing.assert_equal(saved, dt)
+    predicted = nss.predict(saved, X.set_axis(index)[::-1], offset=OFFSET[::-1])
+    assert predicted["row"].equals(dt["constant_data"]["row"][::-1])
+    np.testing.assert_array_equal(nss.predict(saved), nss.predict(dt))
+    first = dt["constant_data"]["row"].values[0]
+    assert first == STRINGS.get(kind, index.to_numpy()[0])
+
+
+FRAME = X.assign(
+    y=Y,
+    kind=pd.Categorical(list("cab") * 10, list("cdab")),
+    row=["north", "south", "west"] * 10,
+    one=pd.Categorical([5] * NUM_ROWS, [5]),
+    half=np.arange(NUM_ROWS) < 15,
+)
+FORMULA = "y ~ bs(age, 4) + kind + C(row, contr.sum) + scale(dose) + half + C(lot > 0)"
+
+
+@pytest.mark.parametrize("form", [None, "netcdf", "zarr"])
+@pytest.mark.filterwarnings("ignore")
+def test_new_rows_of_a_formula_have_its_levels_knots_and_means(form, tmp_path):
+    pytest.importorskip("formulaic")
+    frame = FRAME.set_axis(INDEXES["periods"])
+    dt = nss.sparse_regression(KEY, FORMULA, data=frame, **FEW)
+    design = dt["constant_data"]["X"]
+    assert set(dt["data"].variables) == {"age", "kind", "row", "dose", "half", "lot"}
+    if form is not None:
+        saved = through_file(dt, form, tmp_path / "result")
+        xr.testing.assert_equal(saved, dt)
+        dt = saved
+    columns = new_columns(FORMULA, read_columns(dt["data"].to_dataset()), frame.iloc[[4, 2]])
+    np.testing.assert_array_equal(columns[[*design["feature"].values]], design[[4, 2]])
+    new = nss.predict(dt, frame.iloc[[4, 2]], kind="predictor")
+    np.testing.assert_allclose(new, nss.predict(dt, kind="predictor")[..., [4, 2]])
+    assert new["row"].values.tolist() == ["2020-05", "2020-03"]
+
+
+def test_memory_is_that_of_the_draws(monkeypatch):
+    monkeypatch.setattr(predict, "BATCH", 1 << 16)
+    dt, rows = result("normal", 500), np.tile(X.to_numpy(), (200, 1))
+    tracemalloc.start()
+    size = nss.predict(dt, rows, offset=0).nbytes
+    assert size == 8 * 1000 * 6000 and tracemalloc.get_traced_memory()[1] < 1.2 * size
+    tracemalloc.stop()
+
+
+def formula_result():
+    pytest.importorskip("formulaic")
+    dt, read = result("normal", 10), FRAME[["kind", "row", "age"]]
+    design = formula_table("y ~ kind + row + bs(age, 4)", None, FRAME, None, ()).X
+    dt["data"] = stored_columns(plain_columns(read), "row")
+    constants = {"X": (["row", "feature"], design)}, {"feature": [*design]}
+    attrs = {"likelihood": "normal", "seed": 0, "formula": "y ~ kind + row + bs(age, 4)"}
+    dt["constant_data"] = xr.Dataset(*constants, attrs)
+    return dt
+
+
+REFUSED = {
+    "kind": (lambda: nss.predict(result("normal"), kind="odds"), "kind: got 'odds', expected one"),
+    "key": (lambda: nss.predict(result("normal"), key=0), "key: got 0, expected a random key"),
+    "no result": (lambda: nss.predict(X), "dt: got a DataFrame without `X` in `constant_data`"),
+    "statistics": (
+        lambda: nss.log_likelihood(result("normal").drop_nodes("constant_data")),
+        "dt: got a DataTree without `X`.* a result of sparse_regression for a table",
+    ),
+    "columns less": (
+        lambda: nss.predict(result("normal"), X.to_numpy()[:, :3], offset=0),
+        r"X_new: got the shape \(30, 3\)",
+    ),
+    "no rows": (
+        lambda: nss.predict(result("normal"), X[:0], offset=0),
+        r"X_new: got the shape \(0, 5\)",
+    ),
+    "no offset": (lambda: nss.predict(result("poisson"), X), "offset: got None, .* 0 is an expo"),
+    "offset of rows": (
+        lambda: nss.predict(result("normal"), offset=1),
+        "offset: got numbers, expected None without X_new",
+    ),
+    "other rows": (
+        lambda: nss.predict(result("normal"), X, offset=OFFSET[1:]),
+        r"offset: got the shape \(29,\), .* one for each row of X_new",
+    ),
+    "no totals": (
+        lambda: nss.predict(result("binomial"), X, offset=0),
+        "totals: got None, expected numbers of trials",
+    ),
+    "half a trial": (
+        lambda: nss.predict(result("binomial"), X, offset=0, totals=0.5),
+        "totals: got 0.5 in row 0, expected whole numbers",
+    ),
+    "totals": (lambda: nss.predict(result("normal"), X, totals=1), "totals: got numbers"),
+    "too many": (
+        lambda: nss.predict(result("poisson"), X.set_axis(X.index + 7)[3:5], offset=[0, 900]),
+        "X_new, offset: got a mean of .* in row 11, expected less",
+    ),
+    "infinite": (
+        lambda: nss.predict(result("poisson"), X[:9], offset=900, kind="mean"),
+        "X_new, offset: got a mean of inf in row ",
+    ),
+    "levels": (
+        lambda: nss.predict(formula_result(), FRAME.assign(row=["north", "up", "down"] * 10)[:3]),
+        r"X_new: got \['up', 'down'\] of 'row' in the rows \[1, 2\], expected levels of the reg"
+        r".*\['north', 'south', 'west'\]",
+    ),
+    "range": (
+        lambda: nss.predict(formula_result(), FRAME.assign(age=1e9)),
+        "(?s)X_new: got rows that .* beyond upper",
+    ),
+    "variable": (
+        lambda: nss.predict(formula_result(), X),
+        "(?s)X_new: got rows that .* is not present",
+    ),
+    "array": (lambda: nss.predict(formula_result(), X.to_numpy()), "X_new: got a ndarray, exp"),
+}
+test_what_cannot_be_predicted_is_refused = refusals(REFUSED)

@@ -10,6 +10,7 @@ import pandas as pd
 
 from numpyro_spikeslab.algebra.heredity import Heredity
 from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.support.tabular import row_labels
 from numpyro_spikeslab.tables.checks import Axis
 
 PER_EXPECTED = 10
@@ -120,14 +121,13 @@ def group_numbers(groups: Any, names: pd.Index) -> Int[np.ndarray, " P"]:
     """Return a number for each column, the same for columns of a group."""
     lists = list(groups.values() if isinstance(groups, Mapping) else groups)
     if not all(isinstance(x, list | tuple | set | pd.Index | np.ndarray) for x in lists):
-        keys = pd.Index([*groups]) if isinstance(groups, Mapping) else getattr(groups, "index", 0)
-        Axis("column of X", len(names), names).check_labels("groups", keys)
+        order = Axis("column of X", len(names), names).order("groups", row_labels(groups))
         numbers = pd.factorize(pd.Series(lists, dtype=object))[0]
         if len(numbers) != len(names) or (numbers < 0).any():
             expected = f"{len(names)}, one for each column of X, none missing"
             remedy = "Or give lists of the columns of each group."
             raise bad("groups", f"{len(lists)} labels", expected, remedy)
-        return numbers
+        return numbers[order]
     numbers = np.arange(len(names)) + len(lists)
     for number, members in enumerate(lists):
         at = find_columns("groups", members, names)

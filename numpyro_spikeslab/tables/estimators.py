@@ -11,7 +11,7 @@ from jax import random
 
 from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.support.messages import bad
-from numpyro_spikeslab.support.tabular import check_kind
+from numpyro_spikeslab.support.tabular import check_kind, row_labels
 from numpyro_spikeslab.tables.checks import Axis
 from numpyro_spikeslab.tables.predict import predict
 from numpyro_spikeslab.tables.regression import sparse_regression
@@ -69,8 +69,8 @@ class TableEstimator(BaseEstimator):
         check_kind("y", y)
         of_numbers = {} if is_classifier(self) else {"y_numeric": True}
         table, response = validate_data(self, X, y, dtype=float, ensure_min_samples=3, **of_numbers)
-        rows = Axis.of_rows(X)
-        rows.check_labels("y", getattr(y, "index", None))
+        rows = Axis("row of X", len(table), row_labels(X))
+        response = response[rows.order("y", row_labels(y))]
         options = self.get_params() | {"likelihood": self._likelihood}
         if sample_weight is not None:
             weights = rows.aligned("sample_weight", sample_weight)

@@ -9,22 +9,25 @@ import pandas as pd
 
 from numpyro_spikeslab.support.files import plain_columns
 from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.support.tabular import in_pandas, row_labels
 
 
 class Given(NamedTuple):
     """A table and the arguments of a regression that speak of its columns.
 
     - **X** - the columns, without the intercept.
+    - **labels** - of rows; `None` if they have none.
     - **groups** - with a formula the term of each column.
     - **parents** - for each column the first ones of the parents of its term, which lack one of its
       factors; `None` without a formula.
-    - **variables** - columns of ``data`` that the formula reads, see :func:`variables`.
+    - **variables** - columns of ``data`` that the formula reads, see :func:`plain_table`.
     """
 
     X: Any
     y: Any
     groups: Any
     always: Any
+    labels: pd.Index | None
     parents: Sequence[Sequence[int]] | None = None
     variables: pd.DataFrame | None = None
 
@@ -41,7 +44,7 @@ def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any) -> 
     if not isinstance(formula, str):
         if data is not None:
             raise bad("data", f"a {type(data).__name__}", "None", "Write a formula as X.")
-        return Given(formula, y, groups, always)
+        return Given(formula, y, groups, always, row_labels(formula))
     if y is not None or groups is not None:
         raise bad("y, groups", "an argument beside a formula", "None", "The formula has both.")
     try:
@@ -54,7 +57,7 @@ def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any) -> 
         parsed = Formula(formula)
     except FormulaicError as error:
         raise bad("X", f"the formula {formula!r} ({error})", "one that can be read") from error
-    read = variables("data", parsed, data)
+    read = plain_table("data", data)
     parts = model_matrix("data", parsed, read)
     sides: Any = getattr(parts, "lhs", None), getattr(parts, "rhs", parts)
     if not all(isinstance(side, pd.DataFrame) for side in sides) or sides[0].shape[1] != 1:
@@ -73,16 +76,16 @@ def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any) -> 
         [k for name, k in firsts.items() if factors[name] < x and len(x - factors[name]) == 1]
         for x in (factors[term] for term in terms.values())
     ]
-    return Given(
-        X[[*terms]], y.iloc[:, 0], [*terms.values()], flat, parents, variables("data", spec, read)
-    )
+    table, read = X[[*terms]], read[[x for x in read if x in spec.required_variables]]
+    return Given(table, y.iloc[:, 0], [*terms.values()], flat, row_labels(data), parents, read)
 
 
-def variables(argument: str, source: Any, data: Any) -> pd.DataFrame:
-    """Return the columns that a formula or a spec reads, in a form that files can keep."""
-    if not isinstance(data, pd.DataFrame):
-        raise bad(argument, f"a {type(data).__name__}", "a DataFrame with what the formula names")
-    return plain_columns(data[[x for x in data if x in source.required_variables]])
+def plain_table(argument: str, data: Any) -> pd.DataFrame:
+    """Return the columns that a formula may read, in a form that files can keep."""
+    frame = in_pandas(argument, data)
+    if not isinstance(frame, pd.DataFrame):
+        raise bad(argument, f"a {type(data).__name__}", "a table with the columns of the formula")
+    return plain_columns(frame)
 
 
 def new_columns(formula: str, data: pd.DataFrame, X_new: Any) -> pd.DataFrame:
@@ -91,11 +94,12 @@ def new_columns(formula: str, data: pd.DataFrame, X_new: Any) -> pd.DataFrame:
 
     source: Any = Formula(formula).rhs
     spec = model_matrix("dt", source, data).model_spec
-    new = variables("X_new", spec, X_new)
+    new = plain_table("X_new", X_new)
     try:
         return model_matrix("X_new", spec, new)
     except ValueError:
-        coded = [x for x in spec.factors if "categories" in spec.encoder_state[x.expr][1]]
+        states = {factor: state for factor, (_, state) in spec.encoder_state.items()}
+        coded = [x for x in spec.factors if "categories" in states.get(str(x), ())]
         for name in {name for x in coded for name in spec.factor_variables[x]}.intersection(new):
             levels = data[name].astype("category").cat.categories
             if len(unknown := new[name][~new[name].isin(levels)]):
@@ -104,7 +108,7 @@ def new_columns(formula: str, data: pd.DataFrame, X_new: Any) -> pd.DataFrame:
         raise
 
 
-def model_matrix(argument: str, source: Any, data: Any) -> Any:
+def model_matrix(argument: str, source: Any, data: pd.DataFrame) -> Any:
     """Make columns of a DataFrame by a formula or by the spec of columns that it has made.
 
     :raises ValueError: if it lacks values or columns, with the reason.

@@ -12,13 +12,13 @@ import jax
 from jax import random
 
 from numpyro_spikeslab.models.responses import RESPONSES, ResponseKind
-from numpyro_spikeslab.reporting.arviz_data import is_numbered, posterior
+from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.support.files import read_columns
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import in_double_precision
-from numpyro_spikeslab.support.tabular import as_numbers
+from numpyro_spikeslab.support.tabular import as_numbers, in_pandas, row_labels
 from numpyro_spikeslab.tables.chains import padded
-from numpyro_spikeslab.tables.checks import Axis, check_key, check_totals, labels_of
+from numpyro_spikeslab.tables.checks import Axis, check_key, check_totals, row_coord
 from numpyro_spikeslab.tables.formula import new_columns
 
 MAX_NUMBERS = 10**7
@@ -139,23 +139,23 @@ def completed(rows: xr.Dataset) -> xr.Dataset:
 
 def new_rows(dt: xr.DataTree, X_new: Any, of_rows: dict[str, Any]) -> xr.Dataset:
     """Return new rows, after checks, with weights, offsets and totals."""
-    rows = stored_rows(dt)
+    rows, labels = stored_rows(dt), row_labels(X_new)
     kind, feature = RESPONSES[rows.attrs["likelihood"]], rows["feature"].to_index()
     if "formula" in rows.attrs:
         seen = read_columns(dt["data"].to_dataset())
         X_new = new_columns(rows.attrs["formula"], seen, X_new)[[*feature]]
-    X = as_numbers("X_new", X_new)
+    frame = in_pandas("X_new", X_new)
+    X, columns = as_numbers("X_new", frame), Axis("column of X", len(feature), feature)
+    order = columns.order("X_new", getattr(frame, "columns", None))
     if X.ndim != 2 or X.shape[1] != len(feature) or not len(X):
         raise bad("X_new", f"the shape {X.shape}", f"(S, {len(feature)}), the columns of X")
-    columns = Axis("column of X", len(feature), None if is_numbered(feature) else feature)
-    columns.check_labels("X_new", getattr(X_new, "columns", None))
     check_totals(kind, of_rows["totals"])
     if of_rows["offset"] is None and rows["offset"].any():
         raise bad("offset", "None", "numbers, as in the regression", "0 is an exposure of 1.")
-    axis = Axis("row of X_new", len(X), getattr(X_new, "index", None))
+    axis, table = Axis("row of X_new", len(X), labels), xr.Variable(["row", "feature"], X[:, order])
     numbers = {name: axis.aligned(name, x) for name, x in of_rows.items() if x is not None}
-    data = {name: ("row", x) for name, x in numbers.items()} | {"X": (["row", "feature"], X)}
-    new = completed(xr.Dataset(data, labels_of("row", X_new), rows.attrs))
+    given = {name: ("row", x) for name, x in numbers.items()}
+    new = completed(xr.Dataset(given | {"X": table}, row_coord("row", labels), rows.attrs))
     kind.check(0.0 * new["offset"].values, new["totals"].values)
     return new
 

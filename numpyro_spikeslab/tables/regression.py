@@ -8,6 +8,7 @@ from jaxtyping import Array, Float
 import numpy as np
 import xarray as xr
 
+from numpyro_spikeslab import __version__
 from numpyro_spikeslab.models.responses import response_kind
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import PRIOR, inclusion, posterior
@@ -15,6 +16,7 @@ from numpyro_spikeslab.reporting.credible_sets import credible_sets
 from numpyro_spikeslab.reporting.tables import k_hat
 from numpyro_spikeslab.support.files import stored_columns
 from numpyro_spikeslab.support.precision import in_double_precision
+from numpyro_spikeslab.support.tabular import in_pandas
 from numpyro_spikeslab.tables.chains import Run, TableModel, fit_and_chains
 from numpyro_spikeslab.tables.checks import checked_rows, checked_table
 from numpyro_spikeslab.tables.columns import TableColumns, checked_columns
@@ -170,7 +172,7 @@ def sparse_regression(
     run = Run.checked(key, kind, num_warmup, num_samples, num_chains)
     given = formula_table(X, y, data, groups, always)
     of_rows = {"offset": offset, "totals": totals, "weights": weights}
-    table = checked_table(given.X)
+    table = checked_table(in_pandas("X", given.X), given.labels)
     rows = checked_rows(given, table.values, kind, of_rows)
     columns = checked_columns(table["feature"].to_index(), given.always, given.groups, inclusion)
     model = TableModel(kind, columns.groups, columns.heredity(heredity, given.parents))
@@ -214,6 +216,8 @@ def analyse(run: Run, problem: Problem) -> xr.DataTree:
     tree = convert_to_units(draws, units, columns, rng)
     if fitted is not None:
         tree["cavi"] = convert_to_units(fitted, units, columns, rng)
+    library = {"inference_library": "numpyro_spikeslab", "inference_library_version": __version__}
+    tree["posterior"].attrs |= library
     known = {} if model.heredity else {f"{PRIOR}.w": varies.copy(data=prior.inclusion)}
     stored = {"likelihood": model.kind.name, "seed": int(rng.integers(2**31))}
     tree["constant_data"] = xr.Dataset(known, attrs=stored)

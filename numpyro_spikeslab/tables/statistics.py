@@ -6,14 +6,13 @@ import warnings
 
 from jaxtyping import Array, Float, Int
 import numpy as np
-import pandas as pd
 from scipy.special import ndtri
 import xarray as xr
 
 from numpyro_spikeslab.models.responses import response_kind
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import in_double_precision
-from numpyro_spikeslab.support.tabular import as_numbers
+from numpyro_spikeslab.support.tabular import as_numbers, in_pandas, row_labels
 from numpyro_spikeslab.tables.chains import Run, TableModel
 from numpyro_spikeslab.tables.checks import Axis, checked_count
 from numpyro_spikeslab.tables.columns import checked_columns
@@ -175,16 +174,14 @@ def of_z_scores(z: Any, R: Any, n: int) -> Statistics:
 
 def checked_matrix(argument: str, values: Any) -> tuple[Float[np.ndarray, "P P"], Axis]:
     """Return a square matrix and its columns."""
-    matrix = as_numbers(argument, values)
+    frame = in_pandas(argument, values)
+    matrix = as_numbers(argument, frame)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
         raise bad(argument, f"the shape {matrix.shape}", "(P, P)")
-    columns = Axis("column of the matrix", len(matrix), getattr(values, "columns", None))
-    columns.check_labels(argument, getattr(values, "index", None))
+    columns = Axis.of_columns(frame, len(matrix))
     if not columns.names.is_unique:
         raise bad(argument, f"the columns {columns.names.tolist()!s:.200}", "names that differ")
-    # those that are merely numbered have no names
-    labels = None if isinstance(columns.labels, pd.RangeIndex) else columns.labels
-    return matrix, columns._replace(labels=labels)
+    return matrix[columns.order(argument, row_labels(values))], columns
 
 
 def decompose(
