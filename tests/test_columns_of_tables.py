@@ -250,15 +250,8 @@ def test_terms_of_a_formula_are_groups(frame):
 
 
 FORMULAS = {
-    "no response": ("age + dose", {}, "(?s)X: got the formula .* one with one response"),
-    "classes": ("kind ~ age", {}, "(?s)with one response.* Write a class as"),
-    "no intercept": ("y ~ 0 + age", {}, "with an intercept"),
-    "syntax": ("y ~ age +", {}, "that can be read"),
-    "name": ("y ~ ages", {}, "(?s)data: got rows that .*`?ages`? is not"),
     "y": ("y ~ age", {"y": Y}, "y, groups: got an arg"),
     "groups": ("y ~ age", {"groups": GROUPS}, "y, groups: got an arg"),
-    "array": ("y ~ age", {"data": X.to_numpy()}, "data: got a ndarray, expected a table"),
-    "missing": ("y ~ age", {"data": X.assign(y=Y, age=np.nan)}, "(?s)data: .* null values"),
 }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and vectors of numbers; errors name the row and the column of a wrong entry."""
+"""Tables and vectors of numbers, of any library; errors name row and column of a wrong entry."""
 
 from collections.abc import Mapping
 import datetime
@@ -86,6 +86,7 @@ def row_labels(values: Any) -> "pd.Index | None":
 
 def check_kind(argument: str, values: Any) -> None:
     """Refuse masks, dates and categories, which a conversion to numbers would ignore."""
+    values = in_pandas(argument, values)
     if np.ma.is_masked(values):
         raise bad(argument, f"{np.ma.count_masked(values)} masked values", "none", GAPS)
     # a DataFrame has one for each column

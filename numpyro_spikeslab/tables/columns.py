@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from numpyro_spikeslab.algebra.heredity import Heredity
+from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.tabular import row_labels
-from numpyro_spikeslab.tables.checks import Axis
 
 PER_EXPECTED = 10
 """Columns, and rows, for each column that is expected to matter by default. Few rows tell of few

@@ -10,9 +10,9 @@ import pandas as pd
 from jax import random
 
 from numpyro_spikeslab.reporting.arviz_data import posterior
+from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.tabular import check_kind, row_labels
-from numpyro_spikeslab.tables.checks import Axis
 from numpyro_spikeslab.tables.predict import predict
 from numpyro_spikeslab.tables.regression import sparse_regression
 

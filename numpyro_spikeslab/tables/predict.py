@@ -14,11 +14,12 @@ from jax import random
 from numpyro_spikeslab.models.responses import RESPONSES, ResponseKind
 from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.support.files import read_columns
+from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import in_double_precision
 from numpyro_spikeslab.support.tabular import as_numbers, in_pandas, row_labels
 from numpyro_spikeslab.tables.chains import padded
-from numpyro_spikeslab.tables.checks import Axis, check_key, check_totals, row_coord
+from numpyro_spikeslab.tables.checks import check_key, check_totals, row_coord
 from numpyro_spikeslab.tables.formula import new_columns
 
 MAX_NUMBERS = 10**7

@@ -10,11 +10,12 @@ from scipy.special import ndtri
 import xarray as xr
 
 from numpyro_spikeslab.models.responses import response_kind
+from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import in_double_precision
 from numpyro_spikeslab.support.tabular import as_numbers, in_pandas, row_labels
 from numpyro_spikeslab.tables.chains import Run, TableModel
-from numpyro_spikeslab.tables.checks import Axis, checked_count
+from numpyro_spikeslab.tables.checks import checked_count
 from numpyro_spikeslab.tables.columns import checked_columns
 from numpyro_spikeslab.tables.regression import Problem, analyse
 from numpyro_spikeslab.tables.units import Units, contrasts, of_columns
