@@ -29,7 +29,7 @@ from numpyro_spikeslab.tables.checks import row_coord
 from numpyro_spikeslab.tables.formula import formula_table, new_columns
 
 SHORT = "ignore:sparse_regression. chains disagree", "ignore:sparse_regression. the fit includes no"
-pytestmark = pytest.mark.filterwarnings("error", *SHORT)
+pytestmark = pytest.mark.filterwarnings("error", *SHORT, "ignore:Estimated shape parameter")
 
 KEY = random.key(0)
 FEW = dict(num_warmup=20, num_samples=50, num_chains=2)
@@ -150,7 +150,6 @@ def test_log_likelihoods_are_those_of_a_model_written_by_hand(likelihood, x64):
     np.testing.assert_allclose(ours, truth, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.filterwarnings("ignore:Estimated shape parameter")
 def test_a_result_has_what_arviz_needs():
     dt = nss.sparse_regression(KEY, X, Y, weights=1.0 + COUNTS, offset=OFFSET, **FEW)
     draws = dt["posterior"].to_dataset()

@@ -31,12 +31,7 @@ BATCH = 2**20
 MAX_COUNT = 1e18
 """Mean above which no counts are drawn, since they could overflow."""
 
-KINDS = {
-    "response": lambda kind, distribution, at, key: distribution.sample(key),
-    "mean": lambda kind, distribution, at, key: kind.mean(distribution),
-    "predictor": lambda kind, distribution, at, key: at["f"],
-}
-"""What to compute of the distributions of rows."""
+KINDS = "response", "mean", "predictor"
 
 
 @in_double_precision
@@ -49,61 +44,53 @@ def predict(
     kind: str = "response",
     key: Array | None = None,
 ) -> xr.DataArray:
-    """Predict responses of rows from all draws of :func:`sparse_regression`.
+    """Predict rows by all draws of a result of :func:`sparse_regression`.
 
-    The result may have been saved and read again. Posterior predictive checks of ``arviz_plots``,
-    such as ``plot_ppc_dist``, need the group that the example makes.
-
-    :param dt: the result.
+    :param dt: the result, which may have been saved and read again.
     :param X_new: new rows, shape (S, P), with the columns of ``X``, or those of ``data`` that a
-        formula reads: its levels, knots and means are those of the regression. By default the rows
-        of the regression, with their offsets, totals and precisions; rows that count several
-        times are predicted once.
+        formula reads, whose levels, knots and means stay those of the regression. By default the
+        rows of the regression, with their offsets, totals and precisions; one that counts several
+        times is predicted once.
     :param offset: a number for each new row, shape (S,), or one, such as the logarithm of exposure;
-        0 if the regression had none.
-    :param totals: numbers of trials likewise, for the Binomial likelihood; 1 for probabilities.
-    :param kind: ``"response"`` for new responses, with their noise; ``"mean"`` for their mean given
-        each draw, a probability, a count or a number (of a Student-t response the location);
-        ``"predictor"`` for the predictor, such as log odds.
-    :param key: random key of the responses; by default one that is stored in the result.
-    :return: ``y``, with the dimensions ``chain``, ``draw`` and ``row`` and the labels of the rows.
+        0 by default if the regression has none.
+    :param totals: numbers of trials likewise, for the Binomial likelihood.
+    :param kind: ``"response"`` for new responses, of weight 1; ``"mean"`` for their mean given the
+        draw, such as a probability (of a Student-t response the location); ``"predictor"`` for the
+        predictor, such as log odds.
+    :param key: random key of the responses, by default one that is stored in the result.
+    :return: ``y`` along ``chain``, ``draw`` and ``row``, with the labels of the rows.
     :raises ValueError: if the result has no rows, as of statistics, if new rows lack columns or
-        have levels that the regression has not seen, if offsets or totals are missing, or if means
-        of counts are too large.
+        have other levels, if offsets or totals are missing, or if means of counts are too large.
 
     .. code-block:: python
 
-        dt = nss.sparse_regression(jax.random.key(0), X, y)
         nss.predict(dt, X_new).mean(["chain", "draw"]).to_series()
         dt["posterior_predictive"] = nss.predict(dt).to_dataset()
         arviz_plots.plot_ppc_dist(dt)
     """
     if kind not in KINDS:
         raise bad("kind", repr(kind), f"one of {', '.join(map(repr, KINDS))}")
-    of_rows = {"offset": offset, "totals": totals}
+    rows, of_rows = stored_rows(dt), {"offset": offset, "totals": totals}
     if X_new is not None:
-        rows = new_rows(dt, X_new, of_rows)
+        rows = new_rows(dt, rows, X_new, of_rows)
     elif beside := [name for name, x in of_rows.items() if x is not None]:
         raise bad(beside[0], "numbers", "None without X_new", "Rows of the regression have theirs.")
-    else:
-        rows = stored_rows(dt)
     if key is None:
-        key = random.key(int(dt["constant_data"].attrs["seed"]))
+        key = random.key(int(rows.attrs["seed"]))
     check_key(key)
-    return of_draws(KINDS[kind], dt, rows, key)
+    return of_draws(kind, dt, rows, key)
 
 
 @in_double_precision
 def log_likelihood(dt: xr.DataTree) -> xr.DataArray:
     """Compute the log likelihood of each row of :func:`sparse_regression` given each draw.
 
-    It is in the units of ``y``, so results of several likelihoods of one response may be compared
-    by ``arviz_stats.compare``. A row of weight k that counts k times has k times the log
-    likelihood, so that ``arviz_stats.loo`` leaves it out as a whole; under a Normal likelihood its
-    noise is smaller. Rows of weight 0 or without trials are left out.
+    It is in the units of ``y``, so ``arviz_stats.compare`` compares likelihoods of one response.
+    A row of weight k that counts k times has k times the log likelihood: ``arviz_stats.loo`` leaves
+    out all of it. Rows of weight 0 or without trials have none.
 
     :param dt: the result, which may have been saved and read again.
-    :return: ``y``, with the dimensions ``chain``, ``draw`` and ``row`` and the labels of the rows.
+    :return: ``y`` along ``chain``, ``draw`` and ``row``, with the labels of the rows.
     :raises ValueError: if the result has no rows, as of statistics.
 
     .. code-block:: python
@@ -114,12 +101,7 @@ def log_likelihood(dt: xr.DataTree) -> xr.DataArray:
     rows = stored_rows(dt).assign(y=dt["observed_data"]["y"])
     # ArviZ refuses those that are always 0
     seen = np.flatnonzero((rows["weights"] > 0) & (rows["totals"] > 0))
-    return of_draws(log_densities, dt, rows.isel(row=seen), random.key(0))
-
-
-def log_densities(kind: ResponseKind, distribution: Any, at: dict[str, Any], key: Array) -> Any:
-    """Compute the log likelihood of rows."""
-    return kind.log_likelihood(distribution, at["y"], at["weights"])
+    return of_draws("log likelihood", dt, rows.isel(row=seen), random.key(0))
 
 
 def stored_rows(dt: xr.DataTree) -> xr.Dataset:
@@ -138,43 +120,45 @@ def completed(rows: xr.Dataset) -> xr.Dataset:
     return rows.assign({name: x for name, x in full.items() if name not in rows})
 
 
-def new_rows(dt: xr.DataTree, X_new: Any, of_rows: dict[str, Any]) -> xr.Dataset:
-    """Return new rows, after checks, with weights, offsets and totals."""
-    rows, labels = stored_rows(dt), row_labels(X_new)
-    kind, feature = RESPONSES[rows.attrs["likelihood"]], rows["feature"].to_index()
+def new_rows(dt: xr.DataTree, rows: xr.Dataset, X_new: Any, of_rows: dict[str, Any]) -> xr.Dataset:
+    """Return new rows, after checks, with weights, offsets and totals.
+
+    :param rows: those of the regression.
+    """
+    labels, feature = row_labels(X_new), rows["feature"].to_index()
     if "formula" in rows.attrs:
-        seen = read_columns(dt["data"].to_dataset())
-        X_new = new_columns(rows.attrs["formula"], seen, X_new)[[*feature]]
+        variables = read_columns(dt["data"].to_dataset())
+        X_new = new_columns(rows.attrs["formula"], variables, X_new)[[*feature]]
     frame = in_pandas("X_new", X_new)
     X, columns = as_numbers("X_new", frame), Axis("column of X", len(feature), feature)
     order = columns.order("X_new", getattr(frame, "columns", None))
     if X.ndim != 2 or X.shape[1] != len(feature) or not len(X):
         raise bad("X_new", f"the shape {X.shape}", f"(S, {len(feature)}), the columns of X")
+    kind, axis = RESPONSES[rows.attrs["likelihood"]], Axis("row of X_new", len(X), labels)
     check_totals(kind, of_rows["totals"])
     if of_rows["offset"] is None and rows["offset"].any():
         raise bad("offset", "None", "numbers, as in the regression", "0 is an exposure of 1.")
-    axis, table = Axis("row of X_new", len(X), labels), xr.Variable(["row", "feature"], X[:, order])
     numbers = {name: axis.aligned(name, x) for name, x in of_rows.items() if x is not None}
-    given = {name: ("row", x) for name, x in numbers.items()}
-    new = completed(xr.Dataset(given | {"X": table}, row_coord("row", labels), rows.attrs))
-    kind.check(0.0 * new["offset"].values, new["totals"].values)
+    given: Any = {name: ("row", x) for name, x in numbers.items()}
+    given["X"] = ["row", "feature"], X[:, order]
+    new = completed(xr.Dataset(given, row_coord("row", labels), rows.attrs))
+    kind.check(np.zeros(len(X)), new["totals"].values)
     return new
 
 
-def of_draws(compute: Any, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> xr.DataArray:
+def of_draws(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> xr.DataArray:
     """Compute numbers of rows given each draw, in batches of rows."""
     kind, draws, count = RESPONSES[rows.attrs["likelihood"]], posterior(dt), rows.sizes["row"]
-    names = "w", "intercept", *kind.sites(1.0)
-    total = draws["intercept"].size
+    names, total = ("w", "intercept", *kind.sites(1.0)), draws["intercept"].size
     sites: dict[str, Any] = {name: draws[name].values.reshape(total, -1) for name in names}
     w, intercept = sites.pop("w"), sites.pop("intercept")
-    given = {name: x.values for name, x in rows.items() if "row" in x.dims}
+    of_rows = {name: x.values for name, x in rows.items() if "row" in x.dims}
     # tables of like sizes share a program
     size, out = min(padded(count), max(1, BATCH // total)), np.empty(0)
     for start in range(0, count, size):
-        at = {name: x[np.arange(start, start + size) % count] for name, x in given.items()}
+        at = {name: x[np.arange(start, start + size) % count] for name, x in of_rows.items()}
         f = w @ at.pop("X").T + intercept + at["offset"]
-        values, largest = _of_batch(compute, kind, f, sites, at, random.fold_in(key, start))
+        values, largest = _of_batch(what, kind, f, sites, at, random.fold_in(key, start))
         if not start:
             out = np.empty((total, count), values.dtype)
         if not largest < (MAX_COUNT if out.dtype.kind == "i" else np.inf):
@@ -183,12 +167,18 @@ def of_draws(compute: Any, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> xr.
             raise bad("X_new, offset", f"a mean of {largest:.3g} in row {row}", "less", remedy)
         out[:, start : start + size] = values[:, : count - start]
     coords = {**draws["intercept"].coords, **rows["X"].isel(feature=0, drop=True).coords}
-    out = out.reshape(*draws["intercept"].shape, count)
-    return xr.DataArray(out, coords, ["chain", "draw", "row"], "y")
+    shape = *draws["intercept"].shape, count
+    return xr.DataArray(out.reshape(shape), coords, ["chain", "draw", "row"], "y")
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def _of_batch(compute: Any, kind: ResponseKind, f: Any, sites: Any, at: Any, key: Array) -> Any:
+def _of_batch(what: str, kind: ResponseKind, f: Any, sites: Any, at: Any, key: Array) -> Any:
     distribution = kind.of_rows(f, sites, at["totals"], at["weights"])
-    values = compute(kind, distribution, {"f": f} | at, key)
-    return values, abs(kind.mean(distribution)).max()
+    mean = kind.mean(distribution)
+    compute: dict[str, Any] = {
+        "response": lambda: distribution.sample(key),
+        "mean": lambda: mean,
+        "predictor": lambda: f,
+        "log likelihood": lambda: kind.log_likelihood(distribution, at["y"], at["weights"]),
+    }
+    return compute[what](), abs(mean).max()
