@@ -267,6 +267,9 @@ def test_a_formula_is_its_table(frame):
     tree = nss.sparse_regression(KEY, FORMULA, data=frame, **options)
     draws = posterior(tree)
     assert (draws["w_spike"][..., 1] == draws["w_spike"][..., 2]).all()
+    new = nss.predict(tree, frame.iloc[[7, 2]], kind="predictor")
+    assert new["row"].values.tolist() == [107, 102]
+    np.testing.assert_allclose(new, nss.predict(tree, kind="predictor")[..., [7, 2]], rtol=1e-9)
     table, y, groups, *_ = formula_table(FORMULA, None, frame, None, ())
     same = nss.sparse_regression(KEY, table, y, groups=groups, **options)
     assert posterior(same).equals(draws)

@@ -23,10 +23,10 @@ from numpyro.infer.util import log_likelihood
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.models.responses import RESPONSES
-from numpyro_spikeslab.support.files import plain_columns, read_columns, stored_columns
+from numpyro_spikeslab.support.files import stored_columns
 from numpyro_spikeslab.tables import predict
 from numpyro_spikeslab.tables.checks import row_coord
-from numpyro_spikeslab.tables.formula import formula_table, new_columns
+from numpyro_spikeslab.tables.formula import formula_table
 
 SHORT = "ignore:sparse_regression. chains disagree", "ignore:sparse_regression. the fit includes no"
 pytestmark = pytest.mark.filterwarnings("error", *SHORT, "ignore:Estimated shape parameter")
@@ -235,28 +235,41 @@ FRAME = X.assign(
     y=Y,
     kind=pd.Categorical(list("cab") * 10, list("cdab")),
     row=["north", "south", "west"] * 10,
-    one=pd.Categorical([5] * NUM_ROWS, [5]),
+    one=pd.Categorical(["x"] * NUM_ROWS, ["x"]),
     half=np.arange(NUM_ROWS) < 15,
 )
-FORMULA = "y ~ bs(age, 4) + kind + C(row, contr.sum) + scale(dose) + half + C(lot > 0)"
+FORMULA = "y ~ bs(age, 4) + kind + C(row, contr.sum) + scale(dose):one + half + C(lot > 0)"
+
+
+def formula_result():
+    """A result with the groups that a formula adds, and any posterior."""
+    pytest.importorskip("formulaic")
+    given = formula_table(FORMULA, None, FRAME.set_axis(INDEXES["periods"]), None, ())
+    like, names, rng = (2, 10), {"feature": [*given.X]}, np.random.default_rng(0)
+    posterior = {name: (["chain", "draw"], 1 + rng.random(like)) for name in ("sigma", "intercept")}
+    posterior["w"] = ["chain", "draw", "feature"], rng.normal(size=(*like, given.X.shape[1]))
+    coords = names | row_coord("row", given.labels)
+    attrs = {"likelihood": "normal", "seed": 0, "formula": FORMULA}
+    groups = {
+        "posterior": xr.Dataset(posterior, names),
+        "constant_data": xr.Dataset({"X": (["row", "feature"], given.X)}, coords, attrs),
+        "data": stored_columns(given.variables, "row"),
+    }
+    return xr.DataTree.from_dict(groups)
 
 
 @pytest.mark.parametrize("form", [None, "netcdf", "zarr"])
 @pytest.mark.filterwarnings("ignore")
 def test_new_rows_of_a_formula_have_its_levels_knots_and_means(form, tmp_path):
-    pytest.importorskip("formulaic")
-    frame = FRAME.set_axis(INDEXES["periods"])
-    dt = nss.sparse_regression(KEY, FORMULA, data=frame, **FEW)
-    design = dt["constant_data"]["X"]
-    assert set(dt["data"].variables) == {"age", "kind", "row", "dose", "half", "lot"}
+    dt = formula_result()
+    assert set(dt["data"].variables) == {"age", "kind", "row", "one", "dose", "half", "lot"}
     if form is not None:
         saved = through_file(dt, form, tmp_path / "result")
         xr.testing.assert_equal(saved, dt)
         dt = saved
-    columns = new_columns(FORMULA, read_columns(dt["data"].to_dataset()), frame.iloc[[4, 2]])
-    np.testing.assert_array_equal(columns[[*design["feature"].values]], design[[4, 2]])
-    new = nss.predict(dt, frame.iloc[[4, 2]], kind="predictor")
-    np.testing.assert_allclose(new, nss.predict(dt, kind="predictor")[..., [4, 2]])
+    # of two rows there are neither the knots nor the levels
+    new = nss.predict(dt, FRAME.set_axis(INDEXES["periods"]).iloc[[4, 2]], kind="predictor")
+    np.testing.assert_allclose(new, nss.predict(dt, kind="predictor")[..., [4, 2]], rtol=1e-12)
     assert new["row"].values.tolist() == ["2020-05", "2020-03"]
 
 
@@ -267,17 +280,6 @@ def test_memory_is_that_of_the_draws(monkeypatch):
     size = nss.predict(dt, rows, offset=0).nbytes
     assert size == 8 * 1000 * 6000 and tracemalloc.get_traced_memory()[1] < 1.2 * size
     tracemalloc.stop()
-
-
-def formula_result():
-    pytest.importorskip("formulaic")
-    dt, read = result("normal", 10), FRAME[["kind", "row", "age"]]
-    design = formula_table("y ~ kind + row + bs(age, 4)", None, FRAME, None, ()).X
-    dt["data"] = stored_columns(plain_columns(read), "row")
-    constants = {"X": (["row", "feature"], design)}, {"feature": [*design]}
-    attrs = {"likelihood": "normal", "seed": 0, "formula": "y ~ kind + row + bs(age, 4)"}
-    dt["constant_data"] = xr.Dataset(*constants, attrs)
-    return dt
 
 
 REFUSED = {
