@@ -131,7 +131,6 @@ def test_chains_agree_with_quadrature(likelihood, together):
         likelihood=likelihood,
         inclusion=INCLUSION,
         offset=unit * offset,
-        X_new=table.set_axis(np.arange(NUM_ROWS) + 7),
         num_warmup=500,
         num_samples=3000,
         **options,
@@ -162,11 +161,6 @@ def test_chains_agree_with_quadrature(likelihood, together):
     errors = [_mcse(x.astype(float)) for x in values]
     # five standard errors: one seed in a hundred thousand would fail
     assert (abs(means - truth) < 5 * np.array(errors) + 2e-3 * (1 + abs(truth))).all()
-    new = tree["predictions"]["y"]
-    assert new["new_row"].values.tolist() == list(range(7, 7 + NUM_ROWS))
-    f = draws["intercept"].values[..., None] + draws["w"].values @ table.to_numpy().T
-    if likelihood == "poisson":
-        np.testing.assert_allclose(new.mean(), np.exp(f).mean(), rtol=0.03)
 
 
 def _mcse(x):

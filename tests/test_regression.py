@@ -30,7 +30,7 @@ KEY = random.key(0)
 @pytest.fixture(scope="module")
 def tree():
     X, y = table()
-    return nss.sparse_regression(KEY, X, y, X_new=X.iloc[:4], num_samples=2000)
+    return nss.sparse_regression(KEY, X, y, num_samples=2000)
 
 
 def exact(X, y):
@@ -149,11 +149,8 @@ def test_intercept_noise_and_predictions_are_in_the_units_of_the_response(tree):
     X, y = table()
     draws = reading.posterior(tree)
     fit = draws["intercept"].values[..., None] + draws["w"].values @ X.to_numpy().T
-    new = tree["predictions"]["y"]
-    assert new.dims == ("chain", "draw", "new_row") and new.shape == (4, draws.sizes["draw"], 4)
-    # the labels of X_new
-    assert new.coords["new_row"].values.tolist() == [0, 1, 2, 3]
-    sigma = draws["sigma"].values
+    new, sigma = nss.predict(tree, X.iloc[:4]), draws["sigma"].values
+    assert new.dims == ("chain", "draw", "row") and new.shape == (4, draws.sizes["draw"], 4)
     ratio = (new.values - fit[..., :4]) / sigma[..., None]
     assert abs(ratio.mean()) < 5 / ratio.size**0.5 and abs(ratio.std() - 1) < 0.06
     assert 10 < sigma.mean() < 30
@@ -355,7 +352,6 @@ RESPONSES = {
     "constant response": (np.where(Y > 90, 0.1 + 0.2, 0.3), "y: got 0.3.* in every row"),
 }
 OPTIONS = {
-    "columns less": ({"X_new": X.to_numpy()[:, :3]}, r"X_new: got the shape \(30, 3\)"),
     "expected size": ({"expected_size": 4}, "expected_size: got 4, expected a number betw"),
     "no chain": ({"num_chains": 0}, "num_chains: got 0, expected a whole number, at least 1"),
     "half chains": ({"num_chains": 2.0}, "num_chains: got 2.0, expected a whole number"),

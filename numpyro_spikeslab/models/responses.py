@@ -2,6 +2,7 @@
 """Kinds of responses of a regression: their distributions, priors, checks and units."""
 
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from jaxtyping import Float
@@ -42,6 +43,7 @@ class ResponseKind(NamedTuple):
     - **has_trials** - whether responses are counts of trials.
     - **start** - for a distribution that :class:`~numpyro_spikeslab.CAVI` does not take: an
       intercept near the data, given responses and offsets, at which chains start.
+    - **mean** - of responses, or their location where a distribution may have no mean.
     - **warmup** - default number of steps of warm-up, by which chains of all but Normal likelihoods
       learn their proposals.
     """
@@ -57,7 +59,21 @@ class ResponseKind(NamedTuple):
     has_precisions: bool = False
     has_trials: bool = False
     start: Callable[[Numbers, Numbers], float] | None = None
+    mean: Callable[[dist.Distribution], Any] = attrgetter("mean")
     warmup: int = 500
+
+    def of_rows(self, f: Any, sites: dict[str, Any], totals: Any, weights: Any) -> Any:
+        """Return the distributions of rows at draws of their predictor, shape (S, N), and of the
+        sites, each (S, 1)."""
+        # where weights are precisions, noise is the only site
+        scale = weights**-0.5 if self.has_precisions else 1.0
+        trials = totals.astype(int)
+        return self.distribution(f, trials, **{k: x * scale for k, x in sites.items()})
+
+    def log_likelihood(self, distribution: dist.Distribution, y: Any, weights: Any) -> Any:
+        """Compute the log likelihood of rows, those of weight k counted k times unless weights are
+        precisions, which the distributions have."""
+        return distribution.log_prob(y) * (1.0 if self.has_precisions else weights)
 
 
 def check_classes(y: Numbers, totals: Numbers) -> None:
@@ -127,6 +143,7 @@ KINDS = (
         lambda noise: {"sigma": dist.HalfNormal(noise), "dof": dist.Gamma(2.0, 0.1)},
         ("sigma", "dof"),
         units=median_and_deviation,
+        mean=attrgetter("loc"),
     ),
     ResponseKind(
         "logit", lambda f, totals: dist.Bernoulli(logits=f), check=check_classes, ends=(0.0, 1.0)

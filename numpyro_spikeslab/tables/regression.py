@@ -8,21 +8,20 @@ from jaxtyping import Array, Float
 import numpy as np
 import xarray as xr
 
-from jax import random
-import jax.numpy as jnp
-
-import numpyro.distributions as dist
-
-from numpyro_spikeslab.models.responses import ResponseKind, response_kind
+from numpyro_spikeslab import __version__
+from numpyro_spikeslab.models.responses import response_kind
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import PRIOR, inclusion, posterior
 from numpyro_spikeslab.reporting.credible_sets import credible_sets
 from numpyro_spikeslab.reporting.tables import k_hat
+from numpyro_spikeslab.support.files import stored_columns
 from numpyro_spikeslab.support.precision import in_double_precision
+from numpyro_spikeslab.support.tabular import in_pandas
 from numpyro_spikeslab.tables.chains import Run, TableModel, fit_and_chains
-from numpyro_spikeslab.tables.checks import checked_inputs
+from numpyro_spikeslab.tables.checks import checked_rows, checked_table
 from numpyro_spikeslab.tables.columns import TableColumns, checked_columns
 from numpyro_spikeslab.tables.formula import formula_table
+from numpyro_spikeslab.tables.predict import MAX_NUMBERS, log_likelihood
 from numpyro_spikeslab.tables.units import Units, convert_to_units, standardise
 
 MAX_DIFFERENCE = 0.2
@@ -46,7 +45,6 @@ def sparse_regression(
     weights: Any = None,
     offset: Any = None,
     totals: Any = None,
-    X_new: Any = None,
     expected_size: float | None = None,
     num_warmup: int | None = None,
     num_samples: int = 1000,
@@ -79,9 +77,13 @@ def sparse_regression(
       ``nss.compare({"chains": dt, "CAVI": dt["cavi"]}, "w", "chains")``, or for ``nss.summary``,
       whose column ``alternatives`` names columns that could replace those that CAVI has picked;
     - ``observed_data`` and ``constant_data``: ``y`` and ``X``, weights, offsets and totals, and the
-      prior inclusion probabilities for the Bayes factors of the summary;
-    - ``predictions``: with ``X_new``, draws of new responses ``y``, along ``new_row``, of weight
-      1, offset 0 and one trial.
+      prior inclusion probabilities for the Bayes factors of the summary; ``data``, the columns that
+      a formula reads. :func:`predict` predicts these rows and others, after
+      ``dt.to_netcdf("result.nc")`` and ``xarray.open_datatree("result.nc")``, too;
+    - ``log_likelihood``: that of each row for ``arviz_stats.loo(dt)``, if these are at most 10^7
+      numbers; else :func:`log_likelihood` makes it.
+
+    Labels of rows that a file could not keep are strings, those of several levels joined by commas.
 
     What speaks of rows or of columns (``y``, ``weights``, ``offset``, ``totals``; ``groups``,
     ``inclusion``) is aligned by its labels if it is a Series of pandas or a dict of label to value,
@@ -114,8 +116,7 @@ def sparse_regression(
     :param X: the table, shape (N, P), real numbers: numpy array, or DataFrame of pandas, polars,
         pyarrow or modin, whose column names label ``feature``; or a formula of the columns of
         ``data``, such as ``"progression ~ age*sex + bs(bmi, 4) + C(region)"``, which ``formulaic``
-        reads. The columns of a term are one group, the intercept is always in, and ``X_new`` has
-        columns as ``data``.
+        reads. The columns of a term are one group, the intercept is always in.
     :param y: the response, shape (N,); not with a formula, which names it.
     :param data: a DataFrame of any of these libraries, for a formula.
     :param likelihood: the distribution of the response, a name above.
@@ -142,7 +143,6 @@ def sparse_regression(
         logarithm of exposure in a regression of counts.
     :param totals: number of trials of each row, for the Binomial likelihood, or one number. Rows
         without trials are left out.
-    :param X_new: rows to predict, shape (S, P), with the columns of ``X``.
     :param expected_size: number of columns that are expected to matter: the prior of the
         inclusion probability is Beta(1, P / expected_size - 1), where P counts columns that vary
         and are not always in, a group once. The default is a tenth of the columns, or of the rows
@@ -176,22 +176,23 @@ def sparse_regression(
     """
     kind = response_kind(likelihood)
     run = Run.checked(key, kind, num_warmup, num_samples, num_chains)
-    given = formula_table(X, y, data, groups, always, X_new)
+    given = formula_table(X, y, data, groups, always)
     of_rows = {"offset": offset, "totals": totals, "weights": weights}
-    table, rows, new = checked_inputs(given, kind, of_rows)
+    table = checked_table(in_pandas("X", given.X), given.labels)
+    rows = checked_rows(given, table.values, kind, of_rows)
     columns = checked_columns(table["feature"].to_index(), given.always, given.groups, inclusion)
     model = TableModel(kind, columns.groups, columns.heredity(heredity, given.parents))
     units, arguments = standardise(table, rows, columns.always, kind)
     problem = Problem(model, arguments, columns, units, expected_size, table.values)
-    tree, rng = analyse(run, problem)
+    tree = analyse(run, problem)
     constants = {k: ("row", getattr(rows, k)) for k, x in of_rows.items() if x is not None}
     tree["constant_data"] = tree["constant_data"].to_dataset().assign(constants | {"X": table})
     tree["observed_data"] = table.isel(feature=0, drop=True).copy(data=rows.y).to_dataset(name="y")
-    if new is not None:
-        key_new = random.key(rng.integers(2**31))
-        y_new = response_of(posterior(tree), new, kind).sample(key_new)
-        values = {"y": (("chain", "draw", "new_row"), np.asarray(y_new))}
-        tree["predictions"] = xr.Dataset(values, new.drop_vars("feature").coords)
+    if given.variables is not None:
+        tree["constant_data"].attrs["formula"] = X
+        tree["data"] = stored_columns(given.variables, "row")
+    if posterior(tree)["intercept"].size * len(table) <= MAX_NUMBERS:
+        tree["log_likelihood"] = log_likelihood(tree).to_dataset()
     return tree
 
 
@@ -211,8 +212,8 @@ class Problem(NamedTuple):
     table: Float[np.ndarray, "N P"]
 
 
-def analyse(run: Run, problem: Problem) -> tuple[xr.DataTree, np.random.Generator]:
-    """Fit and sample a regression, and return the result with a source of more random numbers."""
+def analyse(run: Run, problem: Problem) -> xr.DataTree:
+    """Fit and sample a regression, and return the result."""
     model, data, columns, units, expected_size, table = problem
     varies = units.x["varies"]
     prior = columns.prior(varies.values, units.num_rows, expected_size)
@@ -221,10 +222,13 @@ def analyse(run: Run, problem: Problem) -> tuple[xr.DataTree, np.random.Generato
     tree = convert_to_units(draws, units, columns, rng)
     if fitted is not None:
         tree["cavi"] = convert_to_units(fitted, units, columns, rng)
+    library = {"inference_library": "numpyro_spikeslab", "inference_library_version": __version__}
+    tree["posterior"].attrs |= library
     known = {} if model.heredity else {f"{PRIOR}.w": varies.copy(data=prior.inclusion)}
-    tree["constant_data"] = xr.Dataset(known)
+    stored = {"likelihood": model.kind.name, "seed": int(rng.integers(2**31))}
+    tree["constant_data"] = xr.Dataset(known, attrs=stored)
     tree["summary"] = summarise(tree, table, varies, prior.expected_size)
-    return tree, rng
+    return tree
 
 
 def summarise(
@@ -262,10 +266,3 @@ def summarise(
         rows["credible_set"].loc[{"feature": list(members)}] = number
     rows["is_constant"] = "feature", ~varies.values
     return rows.assign_attrs(expected_size=expected_size, num_samples=w.sizes["draw"])
-
-
-def response_of(draws: xr.Dataset, rows: xr.DataArray, kind: ResponseKind) -> dist.Distribution:
-    """Return the distributions of responses of rows, by chain and draw, of one trial."""
-    f = draws["intercept"] + xr.dot(draws["w"], rows, dim="feature")
-    sites = {name: jnp.asarray(draws[name].values)[..., None] for name in kind.sites(1.0)}
-    return kind.distribution(jnp.asarray(f.values), 1, **sites)

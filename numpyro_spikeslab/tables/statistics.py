@@ -111,7 +111,7 @@ def sparse_regression_from_statistics(
     X, y, count = pseudo_rows(statistics, n)
     data = {"X": X, "y": y, "count": np.full(len(y), count)}
     model = TableModel(kind, None, None)
-    return analyse(run, Problem(model, data, columns, units, expected_size, X))[0]
+    return analyse(run, Problem(model, data, columns, units, expected_size, X))
 
 
 class Statistics(NamedTuple):
