@@ -11,7 +11,7 @@ import xarray as xr
 from jax import random
 
 from numpyro_spikeslab.models.responses import RESPONSES
-from numpyro_spikeslab.reporting.arviz_data import posterior
+from numpyro_spikeslab.reporting.arviz_data import inclusion, mean, posterior
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import in_double_precision
 from numpyro_spikeslab.support.tabular import check_kind
@@ -87,9 +87,9 @@ class TableEstimator(BaseEstimator):
         seed = int(seed) if isinstance(seed, Integral) else state.randint(2**31 - 1)
         numbers = self._numbers(response)
         self.data_ = sparse_regression(random.key(seed), table, numbers, **options)
-        self.coef_ = self.data_["summary"]["mean"].values
+        self.coef_ = mean(posterior(self.data_)["w"]).values
         self.intercept_ = float(self.data_["posterior"]["intercept"].mean())
-        self.inclusion_ = self.data_["summary"]["inclusion"].values
+        self.inclusion_ = inclusion(self.data_, "w").values
         return self
 
     def _rows(self, X: Any) -> np.ndarray:
