@@ -234,9 +234,11 @@ class Shared(Tasks):
         return self.values, jnp.zeros_like(self.values)
 
     def sweep(self, engine: Engine, at: View, q: Posterior, temperature: Any) -> Swept:
-        update = Expectation(temperature)
+        update, sums = Expectation(temperature), self.sums
         if not q.slopes:
-            weights, squares = at.sweep(self.of(q), q.weights, update, self.sums)
+            if sums is None and engine.form.keeps_products:
+                sums = at.sums(*self.of(q))
+            weights, squares = at.sweep(self.of(q), q.weights, update, sums)
             return at, q._replace(weights=weights), squares
         # the coefficients of each task are integrated out, then set given the weights
         tasks = self.without_coefficients(engine, at, q)
