@@ -9,15 +9,16 @@ import pytest
 from refusals import refusals
 from scipy import stats
 from truth.enumeration import regression, sum_over_scales
+from truth.known_draws import columns_of
 
 from jax import random
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.models.responses import response_kind
 from numpyro_spikeslab.reporting.arviz_data import posterior
-from numpyro_spikeslab.tables.checks import checked_inputs
+from numpyro_spikeslab.tables.checks import checked_rows, checked_table
 from numpyro_spikeslab.tables.columns import checked_columns
-from numpyro_spikeslab.tables.formula import Given, formula_table
+from numpyro_spikeslab.tables.formula import Given, formula_table, new_columns
 from numpyro_spikeslab.tables.units import standardise
 
 pytestmark = pytest.mark.filterwarnings("error", "ignore:sparse_regression. chains disagree")
@@ -76,10 +77,9 @@ def test_chains_agree_with_sums_over_models():
         inclusion=PRIOR,
         weights=weights,
         offset=offset,
-        X_new=X.iloc[5:7],
         num_samples=3000,
     )
-    truth, summary = exact(), tree["summary"].to_dataset()
+    truth, summary = exact(), columns_of(tree)
     assert truth[:5].min() > 0.1 and np.sort(truth[:5])[1:4].max() < 0.99
     error = abs(summary["inclusion"] - truth[:5])
     # five standard errors: one seed in a hundred thousand would fail
@@ -91,14 +91,14 @@ def test_chains_agree_with_sums_over_models():
     assert set(draws.sizes) == {"chain", "draw", "feature"}
     assert (draws["w_spike"].sel(feature="lot") == 1).all()
     assert (draws["w_spike"].sel(feature="low") == draws["w_spike"].sel(feature="middle")).all()
-    assert tree["predictions"]["new_row"].values.tolist() == [5, 6]
     assert summary.attrs["expected_size"] == pytest.approx(0.5 + 0.3 + 0.6)
     np.testing.assert_allclose(tree["constant_data"]["prior_inclusion.w"][:4], PRIOR[:4])
 
 
 def arguments_of_model(X, y, likelihood="normal", weights=None, offset=None, totals=None):
     kind, of_rows = response_kind(likelihood), dict(weights=weights, offset=offset, totals=totals)
-    table, rows, _ = checked_inputs(Given(X, y, None, (), None, X.index), kind, of_rows)
+    table = checked_table(X, X.index)
+    rows = checked_rows(Given(X, y, None, (), X.index), table.values, kind, of_rows)
     return standardise(table, rows, np.zeros(X.shape[1], bool), kind)
 
 
@@ -145,6 +145,8 @@ def test_groups_are_lists_or_labels():
     same = GROUPS, [["low", "middle"]], ["a", "b", "b", "c", "d"], [5, 1, 1, 2, 7]
     for groups in same:
         columns = checked_columns(names, ["lot"], groups, PRIOR)
+        assert columns.labels[1] == columns.labels[2] in ("size", "low + middle", "b", "1")
+        assert columns.labels[::3] == [NAMES[0], NAMES[3]]
         index = np.array(columns.groups)
         assert len(index) == 4 and index[1] == index[2] and len(set(index)) == 3
         prior = columns.prior(np.ones(5, bool), 24, None).inclusion
@@ -237,24 +239,22 @@ def frame():
 
 def test_terms_of_a_formula_are_groups(frame):
     always = ["kind", "age"]
-    made = formula_table(FORMULA, None, frame, None, always, frame.iloc[:2])
-    table, y, terms, names, new, labels, parents = made
+    made = formula_table(FORMULA, None, frame, None, always)
+    table, y, terms, names, labels, parents, read = made
     assert labels.equals(frame.index)
     assert parents == [*[[]] * 7, *[[0, 1]] * 2]
     assert table.columns[:3].tolist() == ["age", "kind[T.b]", "kind[T.c]"]
     assert terms == ["age", *["kind"] * 2, *["bs(dose, 4)"] * 4, *["age:kind"] * 2]
     assert names == ["kind[T.b]", "kind[T.c]", "age"]
-    assert y.equals(frame["y"]) and new.equals(table.iloc[:2])
+    assert y.equals(frame["y"])
     # categories and knots are those of the first table
-    other = formula_table(FORMULA, None, frame, None, (), frame.iloc[[7]]).X_new
-    assert other.equals(table.iloc[[7]])
+    for part in frame, frame.iloc[[7]]:
+        assert new_columns(FORMULA, read, part)[[*table]].equals(table.loc[part.index])
 
 
 FORMULAS = {
     "y": ("y ~ age", {"y": Y}, "y, groups: got an arg"),
     "groups": ("y ~ age", {"groups": GROUPS}, "y, groups: got an arg"),
-    "category": (FORMULA, {"X_new": X.assign(kind="z")}, r"X_new: got the levels \['z'\]"),
-    "range": (FORMULA, {"X_new": X.assign(kind="a", dose=1e6)}, "X_new: got rows out of the range"),
 }
 
 
@@ -267,10 +267,12 @@ test_messages_of_formulas_name_argument_and_reason = refusals(FORMULAS, analyse_
 
 def test_a_formula_is_its_table(frame):
     options = dict(num_warmup=50, num_samples=100, num_chains=2)
-    tree = nss.sparse_regression(KEY, FORMULA, data=frame, X_new=frame.iloc[:3], **options)
+    tree = nss.sparse_regression(KEY, FORMULA, data=frame, **options)
     draws = posterior(tree)
     assert (draws["w_spike"][..., 1] == draws["w_spike"][..., 2]).all()
-    assert tree["predictions"]["new_row"].values.tolist() == [100, 101, 102]
-    table, y, groups, _, new, *_ = formula_table(FORMULA, None, frame, None, (), frame[:3])
-    same = nss.sparse_regression(KEY, table, y, groups=groups, X_new=new, **options)
+    new = nss.predict(tree, frame.iloc[[7, 2]], kind="predictor")
+    assert new["row"].values.tolist() == [107, 102]
+    np.testing.assert_allclose(new, nss.predict(tree, kind="predictor")[..., [7, 2]], rtol=1e-9)
+    table, y, groups, *_ = formula_table(FORMULA, None, frame, None, ())
+    same = nss.sparse_regression(KEY, table, y, groups=groups, **options)
     assert posterior(same).equals(draws)

@@ -91,7 +91,7 @@ def test_a_formula_reads_tables_of_polars():
     data = pl.DataFrame(DATA.to_dict("list")).with_columns(pl.col("kind").cast(kinds))
     same = DATA.assign(kind=pd.Categorical(DATA["kind"], ["c", "a", "b"]))
     tables = [
-        formula_table("y ~ age * kind + bs(dose, 4)", None, x, None, (), None) for x in (data, same)
+        formula_table("y ~ age * kind + bs(dose, 4)", None, x, None, ()) for x in (data, same)
     ]
     assert tables[0].labels is None and tables[1].labels.equals(DATA.index)
     assert "kind[T.a]" in tables[0].X

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """What speaks of rows or columns is aligned by its labels, whatever library it comes from."""
 
+from typing import NamedTuple
+
 import arviz_base
 import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
 from refusals import refusals
+import xarray as xr
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.models.responses import response_kind
 from numpyro_spikeslab.support.tabular import in_pandas
 from numpyro_spikeslab.tables import statistics
-from numpyro_spikeslab.tables.checks import checked_inputs
+from numpyro_spikeslab.tables.checks import Rows, checked_rows, checked_table
 from numpyro_spikeslab.tables.columns import checked_columns
 from numpyro_spikeslab.tables.formula import formula_table
 
@@ -30,9 +33,17 @@ R = np.corrcoef(X.T)
 Z = pd.Series([0.2, -1.0, 0.5, 3.0], NAMES)
 
 
+class Inputs(NamedTuple):
+    """A table and its rows."""
+
+    table: xr.DataArray
+    rows: Rows
+
+
 def inputs(table=X, data=None, **of_rows):
-    given = formula_table(table, of_rows.pop("y"), data, None, (), None)
-    return checked_inputs(given, response_kind("binomial"), of_rows)
+    given = formula_table(table, of_rows.pop("y"), data, None, ())
+    made = checked_table(in_pandas("X", given.X), given.labels)
+    return Inputs(made, checked_rows(given, made.values, response_kind("binomial"), of_rows))
 
 
 def same(one, two):

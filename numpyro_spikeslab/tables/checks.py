@@ -12,9 +12,10 @@ import xarray as xr
 from numpyro.util import is_prng_key
 
 from numpyro_spikeslab.models.responses import ROUNDING, ResponseKind
+from numpyro_spikeslab.support.files import plain_labels
 from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
-from numpyro_spikeslab.support.tabular import as_numbers, in_pandas, row_labels
+from numpyro_spikeslab.support.tabular import as_numbers
 from numpyro_spikeslab.tables.formula import Given
 
 
@@ -34,25 +35,6 @@ class Rows(NamedTuple):
         return (self.weights > 0) & (self.totals > 0)
 
 
-class Inputs(NamedTuple):
-    """The table along ``row`` and ``feature``, with names, its rows as numbers, and the rows to
-    predict, along ``new_row`` and ``feature``."""
-
-    table: xr.DataArray
-    rows: Rows
-    new: xr.DataArray | None
-
-
-def checked_inputs(given: Given, kind: ResponseKind, of_rows: dict[str, Any]) -> Inputs:
-    """Check the data of a regression.
-
-    :param of_rows: ``weights``, ``offset`` and ``totals``, `None` by default.
-    """
-    table = checked_table(in_pandas("X", given.X), given.labels)
-    new = None if given.X_new is None else checked_new(given.X_new, table)
-    return Inputs(table, checked_rows(given, table.values, kind, of_rows), new)
-
-
 def checked_table(X: Any, labels: pd.Index | None) -> xr.DataArray:
     """Return the columns as numbers, with labels of rows and columns."""
     table = as_numbers("X", X)
@@ -69,31 +51,19 @@ def checked_table(X: Any, labels: pd.Index | None) -> xr.DataArray:
     return xr.DataArray(table, coords, ["row", "feature"])
 
 
-def checked_new(X_new: Any, table: xr.DataArray) -> xr.DataArray:
-    """Return the rows to predict as numbers, with their labels."""
-    frame = in_pandas("X_new", X_new)
-    new = as_numbers("X_new", frame)
-    columns = Axis("column of X", table.shape[1], table["feature"].to_index())
-    order = columns.order("X_new", getattr(frame, "columns", None))
-    if new.ndim != 2 or new.shape[1] != columns.size:
-        raise bad("X_new", f"the shape {new.shape}", f"(S, {columns.size}), the columns of X")
-    coords = {"feature": table["feature"].values} | row_coord("new_row", row_labels(X_new))
-    return xr.DataArray(new[:, order], coords, ["new_row", "feature"])
-
-
-def row_coord(dim: str, labels: pd.Index | None) -> dict[str, pd.Index]:
+def row_coord(dim: str, labels: pd.Index | None) -> dict[str, np.ndarray]:
     """Return labels of rows as a coordinate."""
-    # labels of several levels cannot be saved, and xarray takes an index name for a dimension
-    return {} if labels is None or labels.nlevels > 1 else {dim: labels.rename(None)}
+    return {} if labels is None else {dim: plain_labels(labels)}
 
 
 def checked_rows(
     given: Given, X: Float[np.ndarray, "N P"], kind: ResponseKind, of_rows: dict[str, Any]
 ) -> Rows:
-    """Return the rows of a table with what belongs to each."""
-    if (of_rows["totals"] is None) == kind.has_trials:
-        got = "None" if of_rows["totals"] is None else "numbers"
-        raise bad("totals", got, "numbers of trials for likelihood='binomial', else None")
+    """Return the rows of a table with what belongs to each.
+
+    :param of_rows: ``weights``, ``offset`` and ``totals``, `None` by default.
+    """
+    check_totals(kind, of_rows["totals"])
     y, axis = given.y, Axis("row of X", len(X), given.labels)
     if y is None:
         raise bad("y", "None", "the response, unless X is a formula")
@@ -116,6 +86,13 @@ def checked_rows(
         if np.std(response) <= ROUNDING * np.max(np.abs(response)):
             raise bad("y", f"{response[0]} in every row", "numbers that differ")
     return rows
+
+
+def check_totals(kind: ResponseKind, totals: Any) -> None:
+    """Refuse totals where there are no trials, and none where there are."""
+    if (totals is None) == kind.has_trials:
+        got = "None" if totals is None else "numbers"
+        raise bad("totals", got, "numbers of trials for likelihood='binomial', else None")
 
 
 def check_key(key: Any) -> None:

@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pandas as pd
 
+from numpyro_spikeslab.support.files import plain_columns
 from numpyro_spikeslab.support.messages import bad, some
 from numpyro_spikeslab.support.tabular import UNIT, in_pandas, row_labels
 
@@ -24,18 +25,19 @@ class Given(NamedTuple):
     - **groups** - with a formula the term of each column.
     - **parents** - for each column the first ones of the parents of its term, which lack one of its
       factors; `None` without a formula.
+    - **variables** - columns of ``data`` that the formula reads, in a form that files can keep.
     """
 
     X: Any
     y: Any
     groups: Any
     always: Any
-    X_new: Any
     labels: pd.Index | None
     parents: Sequence[Sequence[int]] | None = None
+    variables: pd.DataFrame | None = None
 
 
-def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any, X_new: Any) -> Given:
+def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any) -> Given:
     """Make the table of a formula, such as ``"y ~ age*sex + bs(bmi, 4) + C(region)"``.
 
     :param formula: this, or a table, which needs none.
@@ -45,15 +47,13 @@ def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any, X_n
     if not isinstance(formula, str):
         if data is not None:
             raise bad("data", f"a {type(data).__name__}", "None", "Write a formula as X.")
-        return Given(formula, y, groups, always, X_new, row_labels(formula))
+        return Given(formula, y, groups, always, row_labels(formula))
     if y is not None or groups is not None:
         raise bad("y, groups", "an argument beside a formula", "None", "The formula has both.")
     y, X = sides(formula, data)
     spec = X.model_spec
     terms = {X.columns[i]: str(term) for term, at in spec.term_indices.items() for i in at}
     del terms["Intercept"]
-    # categories, knots and means of the data
-    new = None if X_new is None else model_matrix("X_new", spec, X_new)[[*terms]]
     names = always if pd.api.types.is_list_like(always) else [always]
     flat = [x for name in names for x in [k for k in terms if terms[k] == name] or [name]]
     factors = {str(term): frozenset(term.factors) for term in spec.term_indices}
@@ -62,8 +62,18 @@ def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any, X_n
         [k for name, k in firsts.items() if factors[name] < x and len(x - factors[name]) == 1]
         for x in (factors[term] for term in terms.values())
     ]
-    table, labels = X[[*terms]], row_labels(data)
-    return Given(table, y.iloc[:, 0], [*terms.values()], flat, new, labels, parents)
+    table, read = X[[*terms]], in_pandas("data", data)
+    read = plain_columns(read[[x for x in read if x in spec.required_variables]])
+    return Given(table, y.iloc[:, 0], [*terms.values()], flat, row_labels(data), parents, read)
+
+
+def new_columns(formula: str, variables: pd.DataFrame, X_new: Any) -> pd.DataFrame:
+    """Make columns of new rows by the levels, knots and means of the variables of a regression."""
+    from formulaic import Formula
+
+    source: Any = Formula(formula)
+    spec = model_matrix("dt", source.rhs, variables).model_spec
+    return model_matrix("X_new", spec, X_new)
 
 
 def sides(formula: str, data: Any) -> tuple[pd.DataFrame, Any]:
@@ -120,14 +130,15 @@ def model_matrix(argument: str, source: Any, data: Any) -> Any:
         got = "None" if data is None else f"a {type(data).__name__}"
         remedy = "pandas, polars and pyarrow make them; so does pandas.DataFrame of a dict."
         raise bad(argument, got, "a table with names of columns", remedy)
-    check_levels(argument, source, frame)
+    used = plain_columns(frame)
+    check_levels(argument, source, used)
     try:
         with warnings.catch_warnings():
             # it would take categories that are new for the first one
             warnings.simplefilter("error", DataMismatchWarning)
             # the gaps that come of it are named
             warnings.simplefilter("ignore", RuntimeWarning)
-            made = source.get_model_matrix(frame, na_action="drop", drop_rows=gaps)
+            made = source.get_model_matrix(used, na_action="drop", drop_rows=gaps)
     # the terms may call any function
     except Exception as error:
         raise failure(argument, source, frame, error) from None
