@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows and columns of a table, and what speaks of them, in their order."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int
@@ -32,7 +33,8 @@ class Axis(NamedTuple):
         self, argument: str, values: Any, may_be_one: bool = True
     ) -> Float[np.ndarray, " N"]:
         """Return a number for each element, in order, from labelled numbers, an array or one."""
-        order, numbers = self.order(argument, row_labels(values)), as_numbers(argument, values)
+        order = self.order(argument, row_labels(values), isinstance(values, Mapping))
+        numbers = as_numbers(argument, values)
         if may_be_one and numbers.ndim == 0:
             return np.broadcast_to(numbers, self.size)
         if numbers.shape != (self.size,):
@@ -42,23 +44,26 @@ class Axis(NamedTuple):
             raise bad(argument, f"the shape {numbers.shape}", expected, remedy)
         return numbers[order]
 
-    def order(self, argument: str, labels: pd.Index | None) -> Int[np.ndarray, " N"]:
+    def order(
+        self, argument: str, labels: pd.Index | None, are_keys: bool = False
+    ) -> Int[np.ndarray, " N"]:
         """Return for each element the place of what has its label, or its own place.
 
         Without labels on one side places decide. A default index, 0, 1 and so on, is none beside
         other than numbers; beside numbers it means rows in another order.
 
+        :param are_keys: whether labels are keys of a mapping, which are always meant.
         :raises ValueError: if labels are missing, unknown or repeated.
         """
-        places = np.arange(self.size)
-        if self.labels is None or labels is None or labels.equals(self.labels):
-            return places
-        both = self.labels, labels
-        # keys of a mapping are objects, and always meant
-        is_default = [x.dtype != object and x.equals(pd.RangeIndex(len(x))) for x in both]
-        if any(is_default) and not all(x.inferred_type in ("integer", "floating") for x in both):
-            return places
-        own, given = self.labels.unique(), labels.unique()
+        mine = self.names if are_keys else self.labels
+        if mine is None or labels is None or labels.equals(mine):
+            return np.arange(self.size)
+        both = mine, labels
+        is_default = [x.equals(pd.RangeIndex(len(x))) for x in both]
+        is_number = [x.inferred_type in ("integer", "floating") for x in both]
+        if any(is_default) and not all(is_number) and not are_keys:
+            return np.arange(self.size)
+        own, given = mine.unique(), labels.unique()
         place = given.get_indexer(own)
         wrong = {
             "missing": own[place < 0].tolist(),
