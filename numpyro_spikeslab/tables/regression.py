@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 import numpy as np
 import xarray as xr
 
-from numpyro_spikeslab import __version__
+import numpyro_spikeslab
 from numpyro_spikeslab.models.responses import response_kind
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import PRIOR, inclusion, posterior
@@ -216,8 +216,8 @@ def analyse(run: Run, problem: Problem) -> xr.DataTree:
     tree = convert_to_units(draws, units, columns, rng)
     if fitted is not None:
         tree["cavi"] = convert_to_units(fitted, units, columns, rng)
-    library = {"inference_library": "numpyro_spikeslab", "inference_library_version": __version__}
-    tree["posterior"].attrs |= library
+    version = {"inference_library_version": numpyro_spikeslab.__version__}
+    tree["posterior"].attrs |= {"inference_library": "numpyro_spikeslab"} | version
     known = {} if model.heredity else {f"{PRIOR}.w": varies.copy(data=prior.inclusion)}
     stored = {"likelihood": model.kind.name, "seed": int(rng.integers(2**31))}
     tree["constant_data"] = xr.Dataset(known, attrs=stored)
