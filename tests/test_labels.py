@@ -3,6 +3,7 @@
 
 from typing import NamedTuple
 
+import arviz_base
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -10,6 +11,7 @@ import pytest
 from refusals import refusals
 import xarray as xr
 
+import numpyro_spikeslab as nss
 from numpyro_spikeslab.models.responses import response_kind
 from numpyro_spikeslab.support.tabular import in_pandas
 from numpyro_spikeslab.tables import statistics
@@ -117,7 +119,7 @@ def test_a_default_index_is_no_label_but_of_numbered_rows(of_table, of_response,
 MISFITS = {
     "missing": (
         lambda: inputs(**OF_ROWS | {"y": OF_ROWS["y"].iloc[:-1]}),
-        r"^y: got missing labels \['row 11'\], expected a label for each row of X\. np\.array\(y\)",
+        r"^y: got missing labels \['row 11'\], expected a label for each row of X\. Without",
     ),
     "unknown": (
         lambda: inputs(**OF_ROWS | {"offset": {**NUMBERS, "row x": 1.0}}),
@@ -173,3 +175,13 @@ def test_tables_of_polars_are_those_of_pandas():
     pd.testing.assert_frame_equal(read.drop(columns="kind"), both[0])
     assert read["kind"].cat.categories.tolist() == ["low", "high", "none"]
     assert read["kind"].isna().sum() == 4
+
+
+def test_credible_sets_name_columns_of_polars():
+    table = X.assign(low=X["age"]).reset_index(drop=True)
+    first = np.random.default_rng(0).integers(2, size=(1, 50))
+    spikes = np.stack([first, 1 - first, 0 * first, 0 * first], axis=-1)
+    data = arviz_base.from_dict({"posterior": {"w": 1.0 * spikes, "w_spike": spikes}})
+    sets = [nss.credible_sets(data, "w", x) for x in (table, pl.DataFrame(dict(table)))]
+    assert set(sets[1]["members"][0]) == {"age", "low"}
+    pd.testing.assert_frame_equal(*sets)

@@ -13,7 +13,7 @@ from numpyro_spikeslab.algebra.correlation import COVERAGE, MIN_CORRELATION, twi
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import SETS, pairs, plates, posterior
 from numpyro_spikeslab.support.messages import bad
-from numpyro_spikeslab.support.tabular import as_numbers
+from numpyro_spikeslab.support.tabular import as_numbers, in_pandas
 
 MORE_OFTEN = 1.5
 """Least ratio of a column's inclusion in draws without members to that in draws with one.
@@ -51,7 +51,8 @@ def credible_sets(
     :param data: ArviZ data of Markov chains or variational draws.
     :param var_name: a spike-and-slab weight with one plate.
     :param X: the table that the weights multiply, in any units, shape (N, P): numpy array, or
-        DataFrame whose columns are the labels of the weight, or label it if it is merely numbered.
+        DataFrame of any library, whose columns are the labels of the weight, or label it if it is
+        merely numbered.
     :param coverage: least probability of a set, in (0, 1].
     :param min_correlation: least absolute correlation, in [0, 1]. The default is SuSiE's.
     :returns: a DataFrame with one row per set: ``members``, a tuple of labels, the most included
@@ -106,6 +107,7 @@ def flat_spikes(data: xr.DataTree, name: str) -> xr.DataArray:
 
 def columns_of(X: Any, spikes: xr.DataArray) -> tuple[np.ndarray, list]:
     """Return the columns of ``X`` in the order of the weights, and the labels of the weights."""
+    X = in_pandas("X", X)
     table, plate = as_numbers("X", X), spikes.dims[1]
     labels = spikes.indexes[plate]
     if table.ndim != 2 or table.shape[1] != len(labels) or len(table) < 2:

@@ -58,14 +58,15 @@ class Axis(NamedTuple):
         is_default = [x.dtype != object and x.equals(pd.RangeIndex(len(x))) for x in both]
         if any(is_default) and not all(x.inferred_type in ("integer", "floating") for x in both):
             return places
-        place, own = {label: k for k, label in enumerate(labels)}, set(self.labels)
+        own, given = self.labels.unique(), labels.unique()
+        place = given.get_indexer(own)
         wrong = {
-            "missing": [x for x in self.labels if x not in place],
-            "unknown": [x for x in place if x not in own],
-            "repeated": [label for x in both for label in x[x.duplicated()]],
+            "missing": own[place < 0].tolist(),
+            "unknown": given[own.get_indexer(given) < 0].tolist(),
+            "repeated": [*dict.fromkeys(label for x in both for label in x[x.duplicated()])],
         }
         if any(wrong.values()):
             got = ", ".join(f"{kind} labels {some(x)}" for kind, x in wrong.items() if x)
-            remedy = f"np.array({argument}) has none, and goes by place."
+            remedy = f"Without labels, as in an array, {argument} goes by place."
             raise bad(argument, got, f"a label for each {self.name}", remedy)
-        return np.array([place[label] for label in self.labels])
+        return place

@@ -85,6 +85,11 @@ def sparse_regression(
 
     Labels of rows that a file could not keep are strings, those of several levels joined by commas.
 
+    What speaks of rows or of columns (``y``, ``weights``, ``offset``, ``totals``; ``groups``,
+    ``inclusion``) is aligned by its labels if it is a Series of pandas or a dict of label to value,
+    and refused if labels are missing, unknown or repeated. What has no labels goes by place: arrays
+    and Series of other libraries, and Series with the default index unless ``X`` has numbers, too.
+
     There may be more columns than rows. The computation is in double precision, also where that of
     JAX is not enabled, and the result has arrays of numpy. A warning names the column of the
     largest ``r_hat`` if this is above 1.05. Another warns of a fit without columns beside chains
@@ -108,19 +113,19 @@ def sparse_regression(
     without weights, at the mean of the counts, and the result has no ``cavi`` and no ``k_hat``.
 
     :param key: random key, ``jax.random.key(0)`` for example.
-    :param X: the table, shape (N, P), real numbers: numpy array, or DataFrame, whose column names
-        become the labels of ``feature``; or a formula of the columns of ``data``, such as
-        ``"progression ~ age*sex + bs(bmi, 4) + C(region)"``, which ``formulaic`` reads. The columns
-        of a term are one group, the intercept is always in.
+    :param X: the table, shape (N, P), real numbers: numpy array, or DataFrame of pandas, polars,
+        pyarrow or modin, whose column names label ``feature``; or a formula of the columns of
+        ``data``, such as ``"progression ~ age*sex + bs(bmi, 4) + C(region)"``, which ``formulaic``
+        reads. The columns of a term are one group, the intercept is always in.
     :param y: the response, shape (N,); not with a formula, which names it.
-    :param data: a DataFrame, for a formula.
+    :param data: a DataFrame of any of these libraries, for a formula.
     :param likelihood: the distribution of the response, a name above.
     :param always: names of columns that are always in, or their numbers if they have no names;
         with a formula, names of terms, too.
         Their weights have the prior Normal(0, 10^2) in standard units, which is wide.
     :param groups: columns that come and go together, such as the dummies of a factor: lists of
-        their names, by name of the group or not, or a label for each column. Other columns stay
-        alone.
+        their names, by name of the group or not, or a label for each column: Series, dict or list.
+        Other columns stay alone.
     :param heredity: with a formula, whether an interaction needs its parents, the terms without one
         of its factors, such as ``a:c`` of ``a:b:c``: ``"strong"`` if all have to be in,
         ``"weak"`` if one has. Terms that the formula does not have are not counted; those that
@@ -129,7 +134,8 @@ def sparse_regression(
         terms need no others. The result has no ``cavi`` and no ``k_hat``, since the guide's spikes
         are independent. Not for a Poisson likelihood.
     :param inclusion: prior inclusion probabilities, such as annotations: a number, or one for each
-        column, shape (P,), the same in each group. By default the probability is learned.
+        column, shape (P,), the same in each group: array, Series or dict. By default the
+        probability is learned.
     :param weights: a positive number for each row, shape (N,). Under a Normal likelihood its noise
         has the variance ``sigma**2 / weight``. Under others it is a whole number, how often the row
         was seen.

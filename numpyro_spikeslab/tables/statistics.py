@@ -74,7 +74,7 @@ def sparse_regression_from_statistics(
     :param key: random key, ``jax.random.key(0)`` for example.
     :param n: number of rows, at least 3.
     :param XtX: products of columns, shape (P, P): numpy array, or DataFrame, whose column names
-        become the labels of ``feature``.
+        become the labels of ``feature``. Its rows, ``Xty`` and ``z`` are aligned by their labels.
     :param Xty: products of columns with the response, shape (P,).
     :param yty: sum of squares of the response.
     :param z: z-scores, or t statistics, shape (P,).
