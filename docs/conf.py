@@ -6,6 +6,7 @@ from importlib.metadata import version as installed_version
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -23,29 +24,43 @@ extensions = [
 exclude_patterns = ["_build", "benchmarks"]
 
 html_theme = "furo"
-html_title = f"{project} {version.partition('+')[0]}"
+html_title = project
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+# the source of a notebook is no page to read
+html_theme_options = {"top_of_page_buttons": []}
+html_copy_source = False
 
 myst_enable_extensions = ["amsmath", "dollarmath"]
 # notebooks are stored with their outputs
 nb_execution_mode = "off"
+# equations that are wider than their column continue on the next line
+mathjax4_config = {"output": {"displayOverflow": "linebreak"}}
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"
 
 
-def save_thumbnail(notebook: Path, folder: Path) -> None:
-    """Save the first picture of a notebook, made smaller, for the gallery."""
+def picture_of(notebook: Path) -> Image.Image:
+    """Return the picture of the cell with the tag `thumbnail`, or else the first one."""
     cells = json.loads(notebook.read_text())["cells"]
-    outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", ())]
-    picture = next(output["image/png"] for output in outputs if "image/png" in output)
-    image = Image.open(io.BytesIO(base64.b64decode(picture)))
-    image.thumbnail((736, 736))  # the width of a page
-    image.save(folder / f"{notebook.stem}.png")
+    tagged = [cell for cell in cells if "thumbnail" in cell["metadata"].get("tags", ())]
+    outputs = [o.get("data", {}) for cell in tagged or cells for o in cell.get("outputs", ())]
+    encoded = next(output["image/png"] for output in outputs if "image/png" in output)
+    return Image.open(io.BytesIO(base64.b64decode(encoded)))
 
 
-thumbnails = Path(__file__).parent / "_thumbnails"
-thumbnails.mkdir(exist_ok=True)
-for path in Path(__file__).parent.glob("*.ipynb"):
-    save_thumbnail(path, thumbnails)
+def save_thumbnails(app: Any, exception: Exception | None) -> None:
+    """Save a picture of each notebook, as wide as a page, beside the pages that show it."""
+    if exception or app.builder.format != "html":
+        return
+    folder = Path(app.outdir) / "_static" / "thumbnails"
+    folder.mkdir(exist_ok=True)
+    for path in Path(app.srcdir).glob("*.ipynb"):
+        image = picture_of(path)
+        image.thumbnail((736, 736))
+        image.save(folder / f"{path.stem}.png")
+
+
+def setup(app: Any) -> None:
+    app.connect("build-finished", save_thumbnails)

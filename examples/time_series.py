@@ -59,7 +59,7 @@ def made(seed: int = 0, num_months: int = 120, num_series: int = 20) -> Series:
 
 
 def parts_of(num_months: int, step: Any, season: Any) -> tuple[Any, Any]:
-    """Return the prior covariances of the level, a random walk, and of the monthly effects."""
+    """Return the prior covariances of the level, a random walk, and of the months."""
     t = jnp.arange(1, num_months + 1)
     level = START**2 + step**2 * jnp.minimum(t, t[:, None])
     return level, season**2 * (t % 12 == t[:, None] % 12)
@@ -73,7 +73,8 @@ def observe(X: Any, y: Any, covariance: Any) -> None:
 
 def structural(X: Any, y: Any = None) -> None:
     """Level, season and noise."""
-    scales = [numpyro.sample(name, dist.HalfNormal(0.5)) for name in ("step", "season", "sigma")]
+    names = "step", "season", "sigma"
+    scales = [numpyro.sample(name, dist.HalfNormal(0.5)) for name in names]
     level, season = parts_of(len(X), *scales[:2])
     observe(X, y, level + season + scales[2] ** 2 * jnp.eye(len(X)))
 
@@ -84,7 +85,12 @@ def plain(X: Any, y: Any = None) -> None:
     observe(X, y, START**2 + sigma**2 * jnp.eye(len(X)))
 
 
-def sampled(model: Callable, series: Series, num_samples: int = 1000, seed: int = 0) -> xr.DataTree:
+def sampled(
+    model: Callable,
+    series: Series,
+    num_samples: int = 1000,
+    seed: int = 0,
+) -> xr.DataTree:
     """Draw two chains: weights by PairedGibbs, the scales of the covariance by NUTS."""
     kernel = Gibbs([(nss.PairedGibbs(model), nss.paired_sites), (NUTS(model), None)])
     mcmc = MCMC(
@@ -95,7 +101,8 @@ def sampled(model: Callable, series: Series, num_samples: int = 1000, seed: int 
         chain_method="sequential",
         progress_bar=False,
     )
-    mcmc.run(random.key(seed), jnp.asarray(series.X.to_numpy()), jnp.asarray(series.y.to_numpy()))
+    X, y = (jnp.asarray(x.to_numpy()) for x in series[:2])
+    mcmc.run(random.key(seed), X, y)
     dims = {name: ["series"] for name in ("w", "w_spike", "w_slab")}
     return arviz_base.from_numpyro(mcmc, coords={"series": series.X.columns}, dims=dims)
 

@@ -9,6 +9,7 @@ import pytest
 from refusals import refusals
 from scipy import stats
 from truth.enumeration import regression, sum_over_scales
+from truth.known_draws import columns_of
 
 from jax import random
 
@@ -78,7 +79,7 @@ def test_chains_agree_with_sums_over_models():
         offset=offset,
         num_samples=3000,
     )
-    truth, summary = exact(), tree["summary"].to_dataset()
+    truth, summary = exact(), columns_of(tree)
     assert truth[:5].min() > 0.1 and np.sort(truth[:5])[1:4].max() < 0.99
     error = abs(summary["inclusion"] - truth[:5])
     # five standard errors: one seed in a hundred thousand would fail
@@ -144,6 +145,8 @@ def test_groups_are_lists_or_labels():
     same = GROUPS, [["low", "middle"]], ["a", "b", "b", "c", "d"], [5, 1, 1, 2, 7]
     for groups in same:
         columns = checked_columns(names, ["lot"], groups, PRIOR)
+        assert columns.labels[1] == columns.labels[2] in ("size", "low + middle", "b", "1")
+        assert columns.labels[::3] == [NAMES[0], NAMES[3]]
         index = np.array(columns.groups)
         assert len(index) == 4 and index[1] == index[2] and len(set(index)) == 3
         prior = columns.prior(np.ones(5, bool), 24, None).inclusion

@@ -147,8 +147,39 @@ def a_regression_finds_two_of_four_columns(names, folder):
     assert names["new"].shape == (5,) and (folder / "result.nc").exists()
 
 
+def the_page_of_wide_tables_shows_an_empty_fit_beside_chains(names, folder):
+    assert names["found"].max() < 0.5 and 0.0 < names["scale"] < 0.05
+    assert any("has fallen to 0.018" in str(warning.message) for warning in names["told"])
+    np.testing.assert_allclose(names["found_fixed"][0], 0.84, atol=0.01)
+    # to the noise of 2,000 draws
+    np.testing.assert_allclose(names["table"]["inclusion"]["w[0]"], 0.42, atol=0.08)
+    assert 2.0 < names["sizes"].mean() < 4.0
+
+
+def the_hierarchical_page_finds_effects_and_the_spread_of_groups(names, folder):
+    table = names["table"]
+    assert table["inclusion"]["w[5]"] > 0.99 and table["inclusion"][["w[0]", "w[1]"]].sum() > 0.95
+    assert table["r_hat"].max() < 1.03
+    spread = names["level"].std()
+    assert abs(table["mean"]["tau"] - spread) < 3 * table["sd"]["tau"]
+
+
+def the_page_of_tables_reports_what_made_the_data(names, folder):
+    inclusion = names["effects"]["inclusion"]
+    assert inclusion["w[bmi]"] > 0.9 and inclusion["w[C(region)]"] > 0.9
+    assert abs(names["effects"]["effect"]["w[bmi]"] - 1.2) < 0.6
+    assert names["with_gaps"]["inclusion"]["w[bmi]"] > 0.9
+    middle, visits = names["middle"].values, names["a_year"].mean(["chain", "draw"])
+    assert np.all(np.diff(middle) > 0) and names["patients"].isin([0, 1]).all()
+    np.testing.assert_allclose(visits, np.exp([-0.5, 0.0, 0.5]), rtol=0.3)
+    np.testing.assert_allclose(names["two_years"], 2 * names["a_year"], rtol=1e-6)
+
+
 CHECKS = {
     "README.md": the_readme_finds_what_is_there,
     "docs/start.md": the_first_page_finds_two_columns_and_a_pair_of_copies,
+    "docs/hierarchical.md": the_hierarchical_page_finds_effects_and_the_spread_of_groups,
+    "docs/tables.md": the_page_of_tables_reports_what_made_the_data,
+    "docs/wide.md": the_page_of_wide_tables_shows_an_empty_fit_beside_chains,
     "docs/reference/regression.md": a_regression_finds_two_of_four_columns,
 }

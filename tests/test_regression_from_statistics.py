@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from refusals import refusals
+from truth.known_draws import columns_of
 from truth.small_table import table
 
 import jax
@@ -46,7 +47,7 @@ def test_the_answers_are_those_of_the_rows(x32):
         scale = float(abs(one[name]).max())
         np.testing.assert_allclose(other[name] / scale, one[name] / scale, atol=1e-6)
     assert set(one) - set(other) == {"intercept"}
-    one, other = (data["summary"].to_dataset() for data in (rows, tree))
+    one, other = (columns_of(data) for data in (rows, tree))
     np.testing.assert_allclose(one["cavi"], other["cavi"], atol=1e-6)
     # five standard errors: one seed in a hundred thousand would fail
     for name, of in ("mean", "mcse_mean"), ("inclusion", "mcse_inclusion"):

@@ -43,7 +43,7 @@ def main() -> None:
     def report(name: str, seconds: float, means: np.ndarray) -> None:
         times[name], errors[name] = seconds, np.sqrt(np.mean((means - w) ** 2))
 
-    for name, temperature in (("`CAVI`", None), ("annealed", nss.annealing)):
+    for name, temperature in (("`CAVI`", None), ("itself: annealed", nss.annealing)):
         guide = nss.PairedGuide(model)
         svi = nss.CAVI(model, guide, temperature=temperature)
 

@@ -112,7 +112,7 @@ def design(make, *numbers):
     model = fixed_model(*fixed)
     kernels = {
         "`PairedGibbs`": nss.PairedGibbs(model),
-        "its single pairs": nss.PairedGibbs(model, collapsed=False),
+        "itself: `collapsed=False`": nss.PairedGibbs(model, collapsed=False),
         "`DiscreteHMCGibbs(NUTS)`": DiscreteHMCGibbs(NUTS(model)),
     }
     runs = {

@@ -11,7 +11,7 @@ HEADER = "| problem | measured | numpyro_spikeslab | compared with | ratio |\n" 
 
 
 def row(problem: str, measured: str, ours: float, peer: str, theirs: float, ratio: float) -> None:
-    """Print a row; ratios above 1 are in favour of this package."""
+    """Print a row; above a ratio of 1, ours is better. `itself: ...` is a peer of this package."""
     numbers = (f"{float(f'{x:.3g}'):,.10g}" for x in (ours, theirs, ratio))
     ours, theirs, ratio = numbers
     print(f"| {problem} | {measured} | {ours} | {peer} {theirs} | {ratio} |", flush=True)

@@ -61,7 +61,7 @@ def mtmkl(
         a positive number for each task, or from ``f`` alone; then the model has no ``noise``.
         Examples are ``lambda f: dist.Bernoulli(logits=f)`` and ``lambda f, noise:
         dist.NegativeBinomial2(jnp.exp(f), noise)``, whose noise is the concentration. Add offsets
-        to ``f``. For which of them there are fits and chains: :doc:`/tables_of_counts`.
+        to ``f``. For which of them there are fits and chains: :doc:`/many_tasks`.
     :param num_tasks: Q, needed where the model runs without ``Y``.
     :param mean: prior means of the functions, see :func:`~numpyro_spikeslab.latent_functions`.
     :param shared_noise: whether all tasks have one ``noise``, a standard deviation in the Normal

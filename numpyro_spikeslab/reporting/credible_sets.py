@@ -12,6 +12,7 @@ from numpyro_spikeslab.algebra import correlation
 from numpyro_spikeslab.algebra.correlation import COVERAGE, MIN_CORRELATION, twins
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import SETS, pairs, plates, posterior
+from numpyro_spikeslab.reporting.weights import group_labels, groups_of, prior_inclusion
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.tabular import as_numbers, in_pandas
 
@@ -43,6 +44,9 @@ def credible_sets(
     included more than 1.5 times as often in draws without members as in draws with one, since
     columns of one effect take turns. Sets are disjoint. An effect that no correlated columns
     explain has no set.
+
+    A group of weights (see :func:`summary`) is one member. Its correlation with others is that of
+    its columns' sum, weighted by posterior means. Weights that are always in are left out.
 
     Chains must mix to distinguish the columns of one effect from those of another. For a factorised
     fit, whose draws give sets that are too small, see :meth:`PairedGuide.credible_sets()
@@ -76,8 +80,8 @@ def credible_sets(
     """
     correlation.check_limits(coverage, min_correlation)
     spikes = flat_spikes(data, var_name)
-    table, labels = columns_of(X, spikes)
-    unit, included = correlation.unit_columns(table), spikes.values > 0
+    table, labels, included = units(data, posterior(data)[var_name], spikes, X)
+    unit = correlation.unit_columns(table)
     rows = [
         (
             tuple(labels[member] for member in members),
@@ -103,6 +107,26 @@ def flat_spikes(data: xr.DataTree, name: str) -> xr.DataArray:
         raise bad("var_name", got, expected, remedy)
     spikes = arviz_data.spike_draws(data, name)
     return spikes.stack(all_draws=arviz_data.sample_dims(draws)).transpose("all_draws", ...)
+
+
+def units(
+    data: xr.DataTree, weights: xr.DataArray, spikes: xr.DataArray, X: Any
+) -> tuple[np.ndarray, list, np.ndarray]:
+    """Return columns, labels and draws of inclusion of weights and groups that may be out."""
+    table, labels = columns_of(X, spikes)
+    included, effects = spikes.values > 0, arviz_data.mean(weights)
+    titles = group_labels(data, weights)
+    groups = None if titles is None else titles.values
+    numbers, distinct, first = groups_of(groups, included.mean(axis=0))
+    columns, names = table[:, first], [labels[place] for place in first]
+    for group in np.flatnonzero(np.bincount(numbers) > 1):
+        members = np.flatnonzero(numbers == group)
+        columns[:, group] = table[:, members] @ effects.values[members]
+        names[group] = distinct[group]
+    prior = prior_inclusion(data, None, effects)
+    may_be_out = np.ones(len(first), bool) if prior is None else prior.values[first] != 1
+    names = [name for name, kept in zip(names, may_be_out, strict=True) if kept]
+    return columns[:, may_be_out], names, included[:, first[may_be_out]]
 
 
 def columns_of(X: Any, spikes: xr.DataArray) -> tuple[np.ndarray, list]:

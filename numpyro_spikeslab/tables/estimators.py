@@ -9,7 +9,7 @@ import pandas as pd
 
 from jax import random
 
-from numpyro_spikeslab.reporting.arviz_data import posterior
+from numpyro_spikeslab.reporting.arviz_data import inclusion, mean, posterior
 from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.tabular import check_kind, row_labels
@@ -85,9 +85,9 @@ class TableEstimator(BaseEstimator):
         seed = int(seed) if isinstance(seed, Integral) else state.randint(2**31 - 1)
         numbers = self._numbers(response)
         self.data_ = sparse_regression(random.key(seed), table, numbers, **options)
-        self.coef_ = self.data_["summary"]["mean"].values
+        self.coef_ = mean(posterior(self.data_)["w"]).values
         self.intercept_ = float(self.data_["posterior"]["intercept"].mean())
-        self.inclusion_ = self.data_["summary"]["inclusion"].values
+        self.inclusion_ = inclusion(self.data_, "w").values
         return self
 
     def _rows(self, X: Any) -> np.ndarray:

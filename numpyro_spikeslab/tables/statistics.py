@@ -93,7 +93,7 @@ def sparse_regression_from_statistics(
         dt = nss.sparse_regression_from_statistics(
             jax.random.key(0), XtX=Z.T @ Z, Xty=Z.T @ r, yty=r @ r, n=len(y)
         )
-        dt["summary"].to_dataset().to_dataframe()
+        nss.summary(dt, top=5)
     """
     kind = response_kind("normal")
     run = Run.checked(key, kind, num_warmup, num_samples, num_chains)
