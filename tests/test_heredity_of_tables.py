@@ -35,11 +35,9 @@ def frame():
 
 
 def heredity(frame, kind, always=()):
-    table, _, terms, always, *_, parents = formula_table(
-        "y ~ age * kind * dose + lot:age", None, frame, None, always, None
-    )
-    columns = checked_columns(table.columns, always, terms, None)
-    return columns.heredity(kind, parents)
+    made = formula_table("y ~ age * kind * dose + lot:age", None, frame, None, always)
+    columns = checked_columns(made.X.columns, made.always, made.groups, None)
+    return columns.heredity(kind, made.parents)
 
 
 def test_parents_are_the_terms_without_one_factor(frame):
