@@ -35,9 +35,9 @@ def frame():
 
 
 def heredity(frame, kind, always=()):
-    given = formula_table("y ~ age * kind * dose + lot:age", None, frame, None, always)
-    columns = checked_columns(given.X.columns, given.always, given.groups, None)
-    return columns.heredity(kind, given.parents)
+    made = formula_table("y ~ age * kind * dose + lot:age", None, frame, None, always)
+    columns = checked_columns(made.X.columns, made.always, made.groups, None)
+    return columns.heredity(kind, made.parents)
 
 
 def test_parents_are_the_terms_without_one_factor(frame):

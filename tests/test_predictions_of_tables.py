@@ -107,10 +107,10 @@ def test_predictions_are_those_of_the_model(likelihood, monkeypatch):
     # five standard errors
     assert abs(error.mean()) < 5 / error.size**0.5
     assert abs((error**2).mean() - 1) < 5 * (error**2).std() / error.size**0.5
-    # batches of new rows, of which the last is filled up
+    # batches of new rows, of which the last is filled up, with columns in another order
     monkeypatch.setattr(predict, "BATCH", 12 * 400)
     given |= dict(totals=TOTALS) if likelihood == "binomial" else {}
-    new = nss.predict(dt, X.set_axis(X.index + 90), kind="mean", **given)
+    new = nss.predict(dt, X[X.columns[::-1]].set_axis(X.index + 90), kind="mean", **given)
     np.testing.assert_allclose(new, mean, rtol=1e-7)
     assert new["row"].values.tolist() == [*range(90, 120)]
 

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 import numpy as np
 import xarray as xr
 
-from numpyro_spikeslab import __version__
+import numpyro_spikeslab
 from numpyro_spikeslab.models.responses import Fitted, response_kind
 from numpyro_spikeslab.reporting.arviz_data import GROUP, PRIOR, posterior
 from numpyro_spikeslab.reporting.stored_summary import stored_summary
@@ -229,8 +229,8 @@ def analyse(run: Run, problem: Problem) -> xr.DataTree:
     tree = convert_to_units(draws, units, columns, rng)
     if fitted is not None:
         tree["cavi"] = convert_to_units(fitted, units, columns, rng)
-    library = {"inference_library": "numpyro_spikeslab", "inference_library_version": __version__}
-    tree["posterior"].attrs |= library
+    version = {"inference_library_version": numpyro_spikeslab.__version__}
+    tree["posterior"].attrs |= {"inference_library": "numpyro_spikeslab"} | version
     # under heredity they are known given the parents
     is_unknown = (model.heredity is not None) & varies.values & ~columns.always
     known = np.where(is_unknown, np.nan, prior.inclusion)
@@ -239,10 +239,8 @@ def analyse(run: Run, problem: Problem) -> xr.DataTree:
         constants[f"{GROUP}.w"] = varies.copy(data=columns.labels)
     for each in (tree, *([] if fitted is None else [tree["cavi"]])):
         each["constant_data"] = xr.Dataset(constants)
-    tree["constant_data"].attrs |= {
-        "likelihood": model.kind.name,
-        "seed": int(rng.integers(2**31)),
-    }
+    stored = {"likelihood": model.kind.name, "seed": int(rng.integers(2**31))}
+    tree["constant_data"].attrs |= stored
     tree["summary"] = stored_summary(tree, table, model.kind.ratio)
     tree["summary"].attrs["expected_size"] = prior.expected_size
     return tree
