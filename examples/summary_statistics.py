@@ -74,8 +74,8 @@ def main() -> None:
     dt = nss.sparse_regression_from_statistics(
         random.key(options.seed), z=study.z, R=study.R, n=study.n, expected_size=3
     )
-    table = dt["summary"].to_dataset().to_dataframe()
-    columns = ["mean", "sd", "inclusion", "bayes_factor", "credible_set", "r_hat"]
+    table = nss.summary(dt, "w")
+    columns = ["effect", "effect_sd", "inclusion", "bayes_factor", "credible_set", "r_hat"]
     print(table.sort_values("inclusion", ascending=False)[columns][:10].to_string())
     print(nss.models_table(dt, "w", top=5).to_string())
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from numpyro_spikeslab.reporting.plot_inclusion import plot_inclusion, plot_weights
     from numpyro_spikeslab.reporting.tables import compare, summary
     from numpyro_spikeslab.tables.estimators import SparseClassifier, SparseRegression
+    from numpyro_spikeslab.tables.predict import log_likelihood, predict
     from numpyro_spikeslab.tables.regression import sparse_regression
     from numpyro_spikeslab.tables.statistics import sparse_regression_from_statistics
 
@@ -47,6 +48,7 @@ __all__ = [
     "invariants",
     "latent_functions",
     "latent_sites",
+    "log_likelihood",
     "models",
     "models_table",
     "paired_sites",
@@ -54,6 +56,7 @@ __all__ = [
     "plot_inclusion",
     "plot_latent_functions",
     "plot_weights",
+    "predict",
     "sparse_regression",
     "sparse_regression_from_statistics",
     "spike_slab",
@@ -74,11 +77,13 @@ _LAZY = {
     "credible_sets": "reporting.credible_sets",
     "datasets": "datasets",
     "invariants": "reporting.align",
+    "log_likelihood": "tables.predict",
     "models_table": "reporting.models_table",
     "plot_fit": "reporting.plot_functions",
     "plot_inclusion": "reporting.plot_inclusion",
     "plot_latent_functions": "reporting.plot_functions",
     "plot_weights": "reporting.plot_inclusion",
+    "predict": "tables.predict",
     "sparse_regression": "tables.regression",
     "sparse_regression_from_statistics": "tables.statistics",
     "summary": "reporting.tables",

@@ -9,15 +9,16 @@ import pytest
 from refusals import refusals
 from scipy import stats
 from truth.enumeration import regression, sum_over_scales
+from truth.known_draws import columns_of
 
 from jax import random
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.models.responses import response_kind
 from numpyro_spikeslab.reporting.arviz_data import posterior
-from numpyro_spikeslab.tables.checks import checked_inputs
+from numpyro_spikeslab.tables.checks import checked_rows, checked_table
 from numpyro_spikeslab.tables.columns import checked_columns
-from numpyro_spikeslab.tables.formula import Given, formula_table
+from numpyro_spikeslab.tables.formula import Given, formula_table, new_columns
 from numpyro_spikeslab.tables.units import standardise
 
 pytestmark = pytest.mark.filterwarnings("error", "ignore:sparse_regression. chains disagree")
@@ -76,10 +77,9 @@ def test_chains_agree_with_sums_over_models():
         inclusion=PRIOR,
         weights=weights,
         offset=offset,
-        X_new=X.iloc[5:7],
         num_samples=3000,
     )
-    truth, summary = exact(), tree["summary"].to_dataset()
+    truth, summary = exact(), columns_of(tree)
     assert truth[:5].min() > 0.1 and np.sort(truth[:5])[1:4].max() < 0.99
     error = abs(summary["inclusion"] - truth[:5])
     # five standard errors: one seed in a hundred thousand would fail
@@ -91,14 +91,14 @@ def test_chains_agree_with_sums_over_models():
     assert set(draws.sizes) == {"chain", "draw", "feature"}
     assert (draws["w_spike"].sel(feature="lot") == 1).all()
     assert (draws["w_spike"].sel(feature="low") == draws["w_spike"].sel(feature="middle")).all()
-    assert tree["predictions"]["new_row"].values.tolist() == [5, 6]
     assert summary.attrs["expected_size"] == pytest.approx(0.5 + 0.3 + 0.6)
     np.testing.assert_allclose(tree["constant_data"]["prior_inclusion.w"][:4], PRIOR[:4])
 
 
 def arguments_of_model(X, y, likelihood="normal", weights=None, offset=None, totals=None):
     kind, of_rows = response_kind(likelihood), dict(weights=weights, offset=offset, totals=totals)
-    table, rows, _ = checked_inputs(Given(X, y, None, (), None), kind, of_rows)
+    table = checked_table(X, X.index)
+    rows = checked_rows(Given(X, y, None, (), X.index), table.values, kind, of_rows)
     return standardise(table, rows, np.zeros(X.shape[1], bool), kind)
 
 
@@ -145,6 +145,8 @@ def test_groups_are_lists_or_labels():
     same = GROUPS, [["low", "middle"]], ["a", "b", "b", "c", "d"], [5, 1, 1, 2, 7]
     for groups in same:
         columns = checked_columns(names, ["lot"], groups, PRIOR)
+        assert columns.labels[1] == columns.labels[2] in ("size", "low + middle", "b", "1")
+        assert columns.labels[::3] == [NAMES[0], NAMES[3]]
         index = np.array(columns.groups)
         assert len(index) == 4 and index[1] == index[2] and len(set(index)) == 3
         prior = columns.prior(np.ones(5, bool), 24, None).inclusion
@@ -204,11 +206,6 @@ MESSAGES = {
     "no labels": ({"groups": [None, 1, 1, 2, 3]}, "groups: got 5 labels, expected 5"),
     "one": ({"inclusion": 1.0}, "inclusion: got 1, .* `always`"),
     "inclusion": ({"inclusion": [0.5, 0.5]}, r"inclusion: got the shape \(2,\), expected a number"),
-    "order": ({"inclusion": pd.Series(PRIOR, NAMES[::-1])}, "inclusion: got the labels"),
-    "order of labels": (
-        {"groups": pd.Series(list("abbcd"), NAMES[::-1])},
-        r"groups: got the labels \['lot'.*, expected one for each column of X in order",
-    ),
     "within": ({"groups": GROUPS, "inclusion": PRIOR[::-1]}, "several probabilities in a group"),
     "size": ({"inclusion": 0.5, "expected_size": 2.0}, "expected_size: got 2.0, expected None"),
     "shape": ({"weights": WEIGHTS[1:]}, r"weights: got the shape \(23,\)"),
@@ -217,7 +214,6 @@ MESSAGES = {
         {"weights": WEIGHTS, "likelihood": "logit", "y": CLASSES},
         "weights: .* how many times",
     ),
-    "rows": ({"offset": pd.Series(OFFSET)[::-1]}, r"offset: got the labels .*offset\.loc"),
     "explained": ({"offset": Y}, "y: got 0.* in every row"),
     "no response": ({"y": None}, "y: got None"),
     "data": ({"data": X}, "data: got a DataFrame, expected None. Write"),
@@ -243,30 +239,22 @@ def frame():
 
 def test_terms_of_a_formula_are_groups(frame):
     always = ["kind", "age"]
-    made = formula_table(FORMULA, None, frame, None, always, frame.iloc[:2])
-    table, y, terms, names, new, parents = made
+    made = formula_table(FORMULA, None, frame, None, always)
+    table, y, terms, names, labels, parents, read = made
+    assert labels.equals(frame.index)
     assert parents == [*[[]] * 7, *[[0, 1]] * 2]
     assert table.columns[:3].tolist() == ["age", "kind[T.b]", "kind[T.c]"]
     assert terms == ["age", *["kind"] * 2, *["bs(dose, 4)"] * 4, *["age:kind"] * 2]
     assert names == ["kind[T.b]", "kind[T.c]", "age"]
-    assert y.equals(frame["y"]) and new.equals(table.iloc[:2])
+    assert y.equals(frame["y"])
     # categories and knots are those of the first table
-    other = formula_table(FORMULA, None, frame, None, (), frame.iloc[[7]])[-2]
-    assert other.equals(table.iloc[[7]])
+    for part in frame, frame.iloc[[7]]:
+        assert new_columns(FORMULA, read, part)[[*table]].equals(table.loc[part.index])
 
 
 FORMULAS = {
-    "no response": ("age + dose", {}, "(?s)X: got the formula .* one with one response"),
-    "classes": ("kind ~ age", {}, "(?s)with one response.* Write a class as"),
-    "no intercept": ("y ~ 0 + age", {}, "with an intercept"),
-    "syntax": ("y ~ age +", {}, "that can be read"),
-    "name": ("y ~ ages", {}, "(?s)data: got rows that .*`?ages`? is not"),
     "y": ("y ~ age", {"y": Y}, "y, groups: got an arg"),
     "groups": ("y ~ age", {"groups": GROUPS}, "y, groups: got an arg"),
-    "array": ("y ~ age", {"data": X.to_numpy()}, "data: got a ndarray, expected a DataFrame"),
-    "missing": ("y ~ age", {"data": X.assign(y=Y, age=np.nan)}, "(?s)data: .* null values"),
-    "category": (FORMULA, {"X_new": X.assign(kind="z")}, "(?s)X_new: got rows .* categories"),
-    "range": (FORMULA, {"X_new": X.assign(kind="a", dose=1e6)}, "(?s)X_new: .* beyond upper"),
 }
 
 
@@ -279,10 +267,12 @@ test_messages_of_formulas_name_argument_and_reason = refusals(FORMULAS, analyse_
 
 def test_a_formula_is_its_table(frame):
     options = dict(num_warmup=50, num_samples=100, num_chains=2)
-    tree = nss.sparse_regression(KEY, FORMULA, data=frame, X_new=frame.iloc[:3], **options)
+    tree = nss.sparse_regression(KEY, FORMULA, data=frame, **options)
     draws = posterior(tree)
     assert (draws["w_spike"][..., 1] == draws["w_spike"][..., 2]).all()
-    assert tree["predictions"]["new_row"].values.tolist() == [100, 101, 102]
-    table, y, groups, _, new, _ = formula_table(FORMULA, None, frame, None, (), frame[:3])
-    same = nss.sparse_regression(KEY, table, y, groups=groups, X_new=new, **options)
+    new = nss.predict(tree, frame.iloc[[7, 2]], kind="predictor")
+    assert new["row"].values.tolist() == [107, 102]
+    np.testing.assert_allclose(new, nss.predict(tree, kind="predictor")[..., [7, 2]], rtol=1e-9)
+    table, y, groups, *_ = formula_table(FORMULA, None, frame, None, ())
+    same = nss.sparse_regression(KEY, table, y, groups=groups, **options)
     assert posterior(same).equals(draws)

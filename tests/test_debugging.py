@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Public calls under the checks of JAX: each key is used once, and no number is NaN."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from tinygp import kernels
@@ -17,7 +15,6 @@ from numpyro.infer import MCMC
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.sampling import latent_gibbs
 from numpyro_spikeslab.sampling.latent_step import LatentStep
-from numpyro_spikeslab.tables import regression
 
 pytestmark = pytest.mark.filterwarnings(
     "error", "ignore:CAVI.run", "ignore:sparse_regression. chains disagree"
@@ -78,7 +75,7 @@ CALLS = {
     "fit of functions": lambda: fit(tasks(), INPUTS, TASKS, num_restarts=3, num_steps=20),
     "pairs": lambda: chain(nss.PairedGibbs(model), X, Y),
     "functions": lambda: chain(nss.LatentGibbs(tasks()), INPUTS, TASKS),
-    "table": lambda: nss.sparse_regression(key(), X, Y, X_new=X[:4], **SHORT),
+    "table": lambda: nss.predict(nss.sparse_regression(key(), X, Y, **SHORT), X[:4]),
     "classes": lambda: nss.sparse_regression(key(), X, Y > 0, likelihood="logit", **SHORT),
     "statistics": statistics,
     "estimator": estimator,
@@ -118,15 +115,3 @@ def test_auxiliary_variables_have_a_key_of_their_own(x64, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         kernel.sample(kernel.init(key(), 0, None, args, {}), args, {})
     assert not are_of_one(keys["auxiliaries"], keys["weights"])
-
-
-def test_predictions_have_a_key_of_their_own(monkeypatch):
-    keys, responses = [], regression.response_of
-
-    def response_of(*args):
-        real = responses(*args)
-        return SimpleNamespace(sample=lambda key: keys.append(key) or real.sample(key))
-
-    monkeypatch.setattr(regression, "response_of", response_of)
-    nss.sparse_regression(key(), X, Y, X_new=X[:4], **SHORT)
-    assert len(keys) == 1 and not are_of_one(keys[0], key())

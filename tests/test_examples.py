@@ -202,7 +202,7 @@ def test_effects_are_mapped_from_statistics(monkeypatch):
     dt = nss.sparse_regression_from_statistics(
         jax.random.key(0), z=study.z, R=study.R, n=study.n, expected_size=2.0
     )
-    sets = dt["summary"].to_dataset().to_dataframe()["credible_set"]
+    sets = dt["summary"]["credible_set"].to_series()
     assert set(sets[["rs20", "rs50"]]) == {0, 1} and sum(sets >= 0) < 10
 
 

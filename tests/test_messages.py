@@ -5,6 +5,7 @@ from functools import partial
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
 from tinygp import kernels
 
@@ -49,6 +50,31 @@ ENTRIES = {
     ),
     "complex": (np.ones((2, 2)) * 1j, r"got the complex128 '1j' in row 0, column 0"),
     "objects": ([[1.0, object()]], r"got the object .* in row 0, column 1"),
+    "nulls of polars": (
+        pl.DataFrame({"age": [1, 2], "dose": [None, 3]}),
+        r"got nan in row 0, column 'dose', the first of 1",
+    ),
+    "text of polars": (
+        pl.DataFrame({"age": [1, 2], "dose": ["1", None]}),
+        r"got the str '1' in row 0, column 'dose'.*to_numeric",
+    ),
+    "dates of polars": (
+        pl.DataFrame({"age": [1, 2, 3, 4], "day": DAYS}),
+        r"got the Timestamp '2020-01-01 00:00:00' in row 0, column 'day'",
+    ),
+    "categories of polars": (
+        pl.DataFrame({"dose": pl.Series(["1", "2"], dtype=pl.Categorical)}),
+        r"got categories in \['dose'\]",
+    ),
+    "lists of polars": (
+        pl.DataFrame({"age": [[1], [2]]}),
+        r"got the .* in row 0, column 'age'",
+    ),
+    "structs of polars": (
+        pl.Series("s", [{"a": 1}, {"a": 2}]),
+        r"got the dict .* in row 0",
+    ),
+    "lazy": (pl.LazyFrame({"age": [1]}), r"got a LazyFrame, whose rows are not in memory"),
     "masked": (np.ma.masked_less([1.0, 2.0], 2.0), r"got 1 masked values"),
 }
 
@@ -91,6 +117,12 @@ TABLES = {
     "factors": (FACTORS, (X,), (X.to_numpy(float),)),
     "NA": (FACTORS, (X.assign(dose=HALVES),), (np.array([X["age"], [1, np.nan, 2, np.nan]]).T,)),
     "inputs": (SMOOTH, (X, X), (X.to_numpy(float), X.to_numpy(float))),
+    "polars": (FACTORS, (pl.DataFrame(dict(X)),), (X.to_numpy(float),)),
+    "series of polars": (
+        SMOOTH,
+        (pl.DataFrame(dict(X)), pl.Series(X["age"])),
+        (X.to_numpy(float), X["age"].to_numpy(copy=True)),
+    ),
     "series": (SMOOTH, (X["age"], X["age"]), tuple(X["age"].to_numpy(copy=True) for _ in "XY")),
 }
 

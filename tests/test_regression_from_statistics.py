@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from refusals import refusals
+from truth.known_draws import columns_of
 from truth.small_table import table
 
 import jax
@@ -46,7 +47,7 @@ def test_the_answers_are_those_of_the_rows(x32):
         scale = float(abs(one[name]).max())
         np.testing.assert_allclose(other[name] / scale, one[name] / scale, atol=1e-6)
     assert set(one) - set(other) == {"intercept"}
-    one, other = (data["summary"].to_dataset() for data in (rows, tree))
+    one, other = (columns_of(data) for data in (rows, tree))
     np.testing.assert_allclose(one["cavi"], other["cavi"], atol=1e-6)
     # five standard errors: one seed in a hundred thousand would fail
     for name, of in ("mean", "mcse_mean"), ("inclusion", "mcse_inclusion"):
@@ -139,9 +140,7 @@ REFUSED = {
     "both": (GOOD | SCORES, "XtX, Xty, yty, z, R: got"),
     "few rows": (GOOD | {"n": 2}, "n: got 2, expected a whole number, at least 3"),
     "no matrix": (GOOD | {"XtX": np.ones((4, 3))}, r"XtX: got the shape \(4, 3\)"),
-    "other order": (GOOD | {"XtX": GOOD["XtX"][::-1]}, r"XtX: got the labels .*XtX.loc"),
-    "length": (GOOD | {"Xty": GOOD["Xty"][:3]}, r"Xty: got the shape \(3,\), expected \(5,\)"),
-    "labels": (GOOD | {"Xty": GOOD["Xty"][::-1]}, "Xty: got the labels"),
+    "length": (GOOD | {"Xty": [1, 2, 3]}, r"Xty: got the shape \(3,\), expected \(5,\)"),
     "negative": (GOOD | {"yty": -1.0}, "yty: got -1.0"),
     "no columns": (GOOD | {"XtX": 0 * GOOD["XtX"]}, "XtX: got the diagonal"),
     "asymmetric": (SCORES | {"R": R + np.triu(0.1 * R, 1)}, "R: got a matrix that differs from"),

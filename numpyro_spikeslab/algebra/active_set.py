@@ -6,9 +6,11 @@ with the design. Weights are in units of their slabs' standard deviations and th
 its own, so all prior variances are 1.
 """
 
+from collections.abc import Callable
+import math
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jax import lax
 import jax.numpy as jnp
@@ -19,6 +21,9 @@ from numpyro_spikeslab.algebra.pairs import Design, Prior, coordinates, feature_
 
 # Weights that enter the active set at once, before a sweep.
 CHUNK = 16
+
+# Slots that are visited at once, so that empty ones cost nothing, and numbers up to which all are.
+BLOCK, SMALL = 8, 2**16
 
 # Rounding error times squared signal to noise ratio, above which rounding would decide flips.
 MAX_ROUNDING = 0.05
@@ -108,6 +113,24 @@ class ActiveSet(NamedTuple):
     def target(self) -> Float[Array, " K"]:
         return self.rows[:, -1]
 
+    def visit(self, turn: Callable[[Any, int, Any], Any], start: Any, here: Any = False) -> Any:
+        """Apply ``turn`` to the first slot of each block, their number, and what it returned
+        before, up to the last slot that is filled or ``here``."""
+        size = self.slots.size
+        if self.rows.size <= SMALL:
+            return turn(0, size, start)
+        block = math.gcd(BLOCK, size)
+        last = jnp.max(jnp.where(self.filled | here, 1 + jnp.arange(size), 0))
+        return lax.fori_loop(0, -(-last // block), lambda i, x: turn(i * block, block, x), start)
+
+    def combine(self, x: Float[Array, " K"]) -> Float[Array, " R"]:
+        """Compute ``x @ rows``."""
+
+        def turn(start, block, total):
+            return total + _some(x, start, block) @ _some(self.rows, start, block)
+
+        return self.visit(turn, jnp.zeros_like(self.rows[0]))
+
     def inside(self, prior: Prior) -> Float[Array, " K"]:
         """Compute the odds of the spike in each slot given all others; 1 where it is empty."""
         variance = jnp.where(self.filled, jnp.sum(self.root**2, axis=0), 1)
@@ -122,10 +145,22 @@ class ActiveSet(NamedTuple):
 
     def odds(self, prior: Prior) -> Float[Array, " P"]:
         """Compute the odds of each spike given all others."""
-        # a scatter would keep XLA from making a single kernel of the loop of a sweep
-        here = self.slots[:, None] == jnp.arange(self.spikes.size)
-        inside = jnp.max(jnp.where(here, self.inside(prior)[:, None], 0), axis=0)
-        return jnp.where(self.spikes, inside, self.outside(prior))
+        inside, columns = self.inside(prior), jnp.arange(self.spikes.size)
+
+        def turn(start, block, odds):
+            # a scatter would keep XLA from making a single kernel of the loop of a sweep
+            here = _some(self.slots, start, block)[:, None] == columns
+            placed = jnp.where(here, _some(inside, start, block)[:, None], 0)
+            return jnp.maximum(odds, jnp.max(placed, axis=0))
+
+        return jnp.where(
+            self.spikes, self.visit(turn, jnp.zeros_like(self.linear)), self.outside(prior)
+        )
+
+
+def _some(x: Shaped[Array, "K *R"], start: Any, number: int) -> Shaped[Array, "B *R"]:
+    """Take some rows."""
+    return lax.dynamic_slice_in_dim(x, start, number)
 
 
 def posterior_odds(
@@ -217,7 +252,7 @@ def removal_of(active: ActiveSet, slot: Int[Array, ""]) -> Removal:
     length, here = jnp.linalg.norm(column), jnp.arange(active.slots.size) == slot
     normal = column + jnp.where(here, jnp.where(column >= 0, length, -length), 0)
     normal *= jnp.sqrt(2 / jnp.maximum(normal @ normal, jnp.finfo(normal.dtype).tiny))
-    along = normal @ active.rows
+    along = active.combine(normal)
     return Removal(normal, along, active.rows[slot] - normal[slot] * along)
 
 
@@ -237,7 +272,7 @@ def row_of(
     """Compute the row of excluded weight ``m``, in an empty slot, by a Gram-Schmidt step."""
     here = jnp.arange(active.slots.size) == slot
     column = jnp.where(here, 0, entries_of(active.products, m) - removal.normal * removal.along[m])
-    explained = column @ active.rows - (column @ removal.normal) * removal.along
+    explained = active.combine(column) - (column @ removal.normal) * removal.along
     linear = active.linear[m] + explained_by(removal.row, active.spikes.size)[0][m]
     row = _unexplained(products, here, explained, linear)
     return row * lax.rsqrt(1 + jnp.maximum(row[m], 0))
@@ -258,7 +293,7 @@ def updated(
     leaves: Int[Array, ""],
     enters: Int[Array, ""],
 ) -> ActiveSet:
-    """Return the active set after one slot has changed.
+    """Return the active set after one slot has changed, or none if the slot has number K.
 
     Nothing leaves by :func:`no_removal` with number P, and nothing enters by a row of 0 with P.
     """
@@ -266,12 +301,18 @@ def updated(
     here = jnp.arange(num_slots) == slot
     # the column of the removed weight is zero but for rounding
     nonzero = jnp.concatenate([jnp.full(size, True), ~here, jnp.full(1, True)])
-    others = jnp.where(nonzero, active.rows - removal.normal[:, None] * removal.along, 0)
+
+    def turn(start, block, rows):
+        parts = _some(rows, start, block), _some(removal.normal, start, block)
+        others = jnp.where(nonzero, parts[0] - parts[1][:, None] * removal.along, 0)
+        new = jnp.where(_some(here, start, block)[:, None], row, others)
+        return lax.dynamic_update_slice_in_dim(rows, new, start, 0)
+
     before, after = explained_by(removal.row, size), explained_by(row, size)
     return ActiveSet(
         jnp.where(here, enters, active.slots),
         (active.spikes & (jnp.arange(size) != leaves)) | (jnp.arange(size) == enters),
-        jnp.where(here[:, None], row, others),
+        active.visit(turn, active.rows, here),
         active.linear + before[0] - after[0],
         active.squares + before[1] - after[1],
     )

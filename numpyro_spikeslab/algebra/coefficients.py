@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_spikeslab.algebra.pairs import split_along
-from numpyro_spikeslab.algebra.task_sweeps import TaskSums, task_products
+from numpyro_spikeslab.algebra.task_sweeps import TaskSums, task_products, times
 
 
 class NormalPrior(NamedTuple):
@@ -201,13 +201,6 @@ def task_statistics(
     sums = TaskSums.of(y - (fit @ basis).T, Z, outside)
     sums = sums._replace(G=sums.G - transposed(across) @ across)
     return TaskStatistics(basis @ covariates.T, up, fit, up @ inside.T + across, sums)
-
-
-def times(matrix: Float[Array, "#Q A B"], x: Float[Array, "Q B"]) -> Float[Array, "Q A"]:
-    """Multiply the vector of each task by its matrix, or by one for all tasks."""
-    if len(matrix) == 1:
-        return x @ matrix[0].T
-    return jnp.einsum("qab,qb->qa", matrix, x)
 
 
 def transposed(x: Float[Array, "#Q A B"]) -> Float[Array, "#Q B A"]:

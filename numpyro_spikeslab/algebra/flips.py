@@ -49,6 +49,9 @@ from numpyro_spikeslab.support.precision import within_single
 # Most included weights for flips and swaps.
 MAX_CAPACITY = 64
 
+# Swaps that are made in any case; beyond, a sweep makes at most two for each included weight.
+LEAST_SWAPS = 8
+
 
 class Numbers(NamedTuple):
     """Random numbers of a sweep of single pairs, then of flips and S swaps among K slots.
@@ -85,7 +88,7 @@ class Numbers(NamedTuple):
         size = weights.size
         capacity = min(capacity or min(MAX_CAPACITY, max(MAX_CAPACITY // 2, size // 4)), size)
         capacity += -capacity % min(CHUNK, capacity)
-        num_swaps = num_swaps or min(32, max(8, size // 128))
+        num_swaps = num_swaps or min(32, max(LEAST_SWAPS, size // 128))
         ends = np.cumsum([size, 2 * size, 1, size, capacity])
         numbers = uniform(key, (int(ends[-1]) + num_swaps,), weights.dtype)
         spikes, slabs, coin, *others = jnp.split(numbers, ends)
@@ -96,6 +99,11 @@ class Numbers(NamedTuple):
     def flipping(self, which: Bool[Array, " P"] | Bool[np.ndarray, " P"]) -> "Numbers":
         """Let flips visit only some weights: no odds reach the numbers of the others."""
         return self._replace(flips=jnp.where(which, self.flips, jnp.inf))
+
+    def num_swaps(self, active: ActiveSet) -> Int[Array, ""]:
+        """Return how many swaps are made, which no swap changes."""
+        enough = jnp.maximum(2 * jnp.sum(active.filled), LEAST_SWAPS)
+        return jnp.minimum(enough, self.places.size)
 
 
 class Move(NamedTuple):
@@ -152,7 +160,7 @@ def next_swap(
     :param is_turn: of swaps; under vmap both branches run, also where it is the turn of flips.
     :param turn: number of swaps that are done, which is also returned.
     """
-    size, num_slots, num_swaps = active.spikes.size, active.slots.size, numbers.places.size
+    size, num_slots, num_swaps = active.spikes.size, active.slots.size, numbers.num_swaps(active)
     rank = jnp.sum(active.filled & (numbers.order < numbers.order[:, None]), axis=1)
     count = jnp.sum(active.filled)
     none = Move(*map(jnp.asarray, (num_slots, size, size)))
@@ -203,13 +211,13 @@ def move(
     Both are in one loop, so that removal and entry are compiled once. XLA makes the loop a single
     kernel for small arrays, as long as it has no scatter, sort or library call.
 
-    :return: the active set, and the sum of :func:`given_spikes` over the starts of the swaps.
+    :return: the active set, and the mean of :func:`given_spikes` over the starts of the swaps.
     """
-    size, num_swaps, prior = active.spikes.size, numbers.places.size, problem.prior
+    size, prior, last = active.spikes.size, problem.prior, numbers.places.size
 
     def is_open(state):
         _, start, swaps, _ = state
-        return (start < size) | (swaps < num_swaps)
+        return (start < size) | (swaps < last)
 
     def flip(active, start, swaps):
         new, start = next_flip(numbers, prior.at(active.spikes), active, start)
@@ -219,12 +227,15 @@ def move(
         return new, start, swaps, removal, jnp.zeros(size, active.linear.dtype)
 
     def is_flip(start, swaps):
-        return jnp.where(numbers.down, swaps >= num_swaps, start < size)
+        return jnp.where(numbers.down, swaps >= last, start < size)
 
     def swap(active, start, swaps):
         is_turn = ~is_flip(start, swaps)
         new, turn, removal = next_swap(numbers, problem, active, is_turn, swaps)
-        return new, start, turn, removal, (turn - swaps) * given_spikes(prior, active)
+        number = numbers.num_swaps(active)
+        probs = given_spikes(prior, active) * (turn - swaps) / number.astype(active.linear.dtype)
+        # flips that follow change the number
+        return new, start, jnp.where(turn < number, turn, last), removal, probs
 
     def turn(state):
         active, start, swaps, total = state
@@ -236,12 +247,7 @@ def move(
             lambda: row_of(active, removal, new.slot, new.enters, problem.products(new.enters)),
             lambda: jnp.zeros_like(removal.row),
         )
-        active = lax.cond(
-            new.slot < active.slots.size,
-            lambda: updated(active, removal, row, *new),
-            lambda: active,
-        )
-        return active, start, swaps, total + probs
+        return updated(active, removal, row, *new), start, swaps, total + probs
 
     state = active, jnp.asarray(0), jnp.asarray(0), jnp.zeros(size, active.linear.dtype)
     return lax.while_loop(is_open, turn, state)[::3]
@@ -267,9 +273,9 @@ def sweep(
     def moved():
         # under vmap both branches run, also for chains that must not move
         active = include(problem, start, moves & (spikes > 0), capacity)
-        active, total = move(numbers, problem, active)
+        active, probs = move(numbers, problem, active)
         slabs = slabs_given(numbers.slabs, problem, active)
-        return active.spikes.astype(spikes.dtype), slabs, total / numbers.places.size
+        return active.spikes.astype(spikes.dtype), slabs, probs
 
     def stayed():
         return spikes, slabs, _given_weights(problem, spikes, slabs, bound)

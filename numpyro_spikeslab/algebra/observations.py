@@ -11,7 +11,15 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from numpyro_spikeslab.algebra.sparse_sums import Entries, Side, at_entries, side_of, weighted_sums
+from numpyro_spikeslab.algebra.sparse_sums import (
+    Entries,
+    Side,
+    at_entries,
+    over_blocks,
+    side_of,
+    weighted_sums,
+)
+from numpyro_spikeslab.algebra.task_sweeps import TaskSums, masked_sweep, task_sweep
 
 
 @jax.tree_util.register_dataclass
@@ -58,6 +66,15 @@ class Grid:
         """Compute mean and variance of the predictor, from means and variances of functions."""
         mean, variance = weights.mixed(*moments)
         return mean.T, variance.T
+
+    def sweep(
+        self, data: tuple[Any, Any], features: tuple[Any, Any], weights: Any, *settings: Any
+    ) -> tuple[Any, Float[Array, " Q"]]:
+        """Visit the weights of all tasks in turn, from their products, which are one Gram matrix
+        where all tasks weigh alike, or else from the observations of a tile of tasks."""
+        if data[1].shape[1] > 1:
+            return masked_sweep(data, features, weights, *settings)
+        return TaskSums.of(*data, *features).sweep(weights, *settings)
 
 
 @jax.tree_util.register_dataclass
@@ -117,6 +134,29 @@ class Sparse:
 
     def moments(self, weights: Any, *moments: Float[Array, "M N"]) -> tuple[Any, Any]:
         return at_entries(self.where, type(weights).mixed, weights, *moments)
+
+    def over_columns(
+        self, data: tuple[Any, Any], features: tuple[Any, Any], of: Any, *own: Any
+    ) -> Any:
+        """Apply ``of`` to the sums of blocks of columns and to their ``own``; see
+        :func:`~numpyro_spikeslab.algebra.sparse_sums.over_blocks`."""
+        mean, var = jax.tree.map(jnp.transpose, features)
+        others = mean, var, jnp.ones_like(mean[:, 0])
+        return over_blocks(self.by_columns, self.shape[1], others, data, of, *own)
+
+    def sweep(
+        self, data: tuple[Any, Any], features: tuple[Any, Any], weights: Any, *settings: Any
+    ) -> tuple[Any, Float[Array, " Q"]]:
+        precision, prior, update = settings
+
+        def of(sums, weights, precision, prior, noise):
+            def visit(_, weights):
+                return task_sweep(sums, weights, precision, prior, update._replace(noise=noise))
+
+            weights = jax.lax.fori_loop(0, update.passes, visit, weights)
+            return weights, sums.squares(weights)
+
+        return self.over_columns(data, features, of, weights, precision, prior, update.noise)
 
 
 Observations = Grid | Sparse

@@ -91,9 +91,19 @@ class Draws(NamedTuple):
     slabs: Float[Array, "*B"]
     probs: Float[Array, "*B"]
 
+    @classmethod
+    def of(cls, spikes: Float[Array, "*B"], slabs: Float[Array, "*B"]) -> "Draws":
+        """Make the draws with these spikes and slabs."""
+        return cls(spikes.astype(int), slabs, spikes)
+
+    @property
+    def mean(self) -> Float[Array, "*B"]:
+        """The weights."""
+        return jnp.where(self.spikes > 0, self.slabs, 0.0)
+
     def product_variance(self, _: Any, variance: Any) -> Any:
         """Return the variance of weights times features with these variances."""
-        return (self.spikes * self.slabs) ** 2 * variance
+        return self.mean**2 * variance
 
 
 class Draw(NamedTuple):
@@ -101,6 +111,11 @@ class Draw(NamedTuple):
     number of each weight, in the shape of the weights."""
 
     noise: tuple[Any, Any]
+
+    @property
+    def passes(self) -> int:
+        """How often the weights of a column are visited, whose sums are made once."""
+        return 1
 
     def put(self, pair: Conditional, noise: Any) -> Any:
         """Return the draw of a single weight."""

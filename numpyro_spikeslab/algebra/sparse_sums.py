@@ -25,6 +25,9 @@ TILE = 2048
 BLOCK_NUMBERS = 2**22
 """Numbers in the Gram matrices of a block of owners."""
 
+Features = tuple[Float[Array, "O M"], Float[Array, "O K"] | None, Float[Array, " O"]]
+"""Means and variances of the others' features, and what multiplies the precisions of each other."""
+
 
 class Entries(NamedTuple):
     """Row and column of each observation."""
@@ -91,14 +94,13 @@ def block_sums(
     side: Side,
     k: Int[Array, ""],
     block_size: int,
-    features: tuple[Float[Array, "O M"], Float[Array, "O K"], Float[Array, " O"]],
-    Y: Float[Array, " L"],
-    relative: Float[Array, " L"],
+    features: Features,
+    data: tuple[Float[Array, " L"], Float[Array, " L"]],
 ) -> TaskSums:
     """Sum over block ``k`` of owners of all devices, from moments of the others' features."""
     mean, var, factor = features
     M, devices = mean.shape[1], side.owners.shape[1]
-    Y, relative = jnp.append(Y, 0), jnp.append(relative, 0)
+    Y, relative = (jnp.append(x, 0) for x in data)
 
     @jax.vmap
     def added(own, total, x):
@@ -111,11 +113,11 @@ def block_sums(
             jnp.einsum("dtcm,dtck->dtmk", F * z[..., None], F),
             jnp.einsum("dtcm,dtc->dtm", F, z * y),
             jnp.sum(z * y**2, axis=2),
-            jnp.einsum("dtcm,dtc->dtm", var[others], z),
+            None if var is None else jnp.einsum("dtcm,dtc->dtm", var[others], z),
         )
         return jax.tree.map(partial(added, side.owners[t]), sums, new)
 
-    shapes = (M, M), (M,), (), (var.shape[1],)
+    shapes = ((M, M), (M,), (), *(() if var is None else [var.shape[1:]]))
     zeros = (jnp.zeros((devices, block_size // devices, *shape), Y.dtype) for shape in shapes)
     sums = jax.lax.fori_loop(side.first[k], side.first[k + 1], add, TaskSums(*zeros))
     return jax.tree.map(lambda x: jax.lax.collapse(x, 0, 2), sums)
@@ -124,14 +126,18 @@ def block_sums(
 def over_blocks(
     side: Side,
     number: int,
-    features: tuple[Float[Array, "O M"], Float[Array, "O K"], Float[Array, " O"]],
-    Y: Float[Array, " L"],
-    relative: Float[Array, " L"],
-    of: Callable[[TaskSums, Int[Array, " B"]], Any],
+    features: Features,
+    data: tuple[Float[Array, " L"], Float[Array, " L"]],
+    of: Callable[..., Any],
+    *own: Any,
 ) -> Any:
-    """Apply ``of`` to the sums and owners of each block; join the results on every device.
+    """Apply ``of`` to the sums of each block and to what is its ``own``; join the results on every
+    device.
 
     Repeats of the last owner pad the last block, and are dropped.
+
+    :param data: observations and their relative precisions.
+    :param own: trees of arrays with a row for each owner, or one row for all.
     """
     blocks, devices = len(side.first) - 1, side.owners.shape[1]
     each = -(-number // devices)
@@ -140,8 +146,8 @@ def over_blocks(
     def block(k):
         place = k * size + np.arange(size)
         owners = jnp.minimum(place * devices + np.arange(devices)[:, None], number - 1)
-        sums = block_sums(side, k, devices * size, features, Y, relative)
-        return of(sums, jnp.ravel(owners))
+        sums, owners = block_sums(side, k, devices * size, features, data), jnp.ravel(owners)
+        return of(sums, *jax.tree.map(lambda x: x[owners % len(x)], own))
 
     def joined(x):
         by_device = jnp.moveaxis(x.reshape(blocks, devices, size, *x.shape[2:]), 1, 0)
@@ -165,7 +171,7 @@ def weighted_sums(
 ) -> Float[Array, "owners K"]:
     """Sum ``x`` of the others over the entries of each owner, weighted by ``relative``."""
     features = x[:, :0], x, jnp.ones_like(x[:, 0])
-    return over_blocks(side, number, features, relative, relative, lambda sums, _: sums.c)
+    return over_blocks(side, number, features, (relative, relative), lambda sums: sums.c)
 
 
 def at_entries(entries: Entries, of: Callable[..., Any], weights: Any, *functions: Any) -> Any:

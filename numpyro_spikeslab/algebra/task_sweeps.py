@@ -111,17 +111,36 @@ class TaskSums(NamedTuple):
         yy = jnp.sum(weighted * y, axis=0)
         return cls(task_products(mean, mean, Z), weighted.T @ mean.T, yy, c)
 
+    def squares(self, weights: Any) -> Float[Array, " Q"]:
+        """Compute the expected sum of squared residuals of each task, without ``extra``."""
+        W, squares = weights.mean, jnp.diagonal(self.G, axis1=1, axis2=2)
+        spread = weights.product_variance(squares, 0.0 if self.c is None else self.c)
+        return self.yy + jnp.sum(W * (times(self.G, W) - 2 * self.b) + spread, axis=1)
+
+    def sweep(self, weights: Any, *settings: Any) -> tuple[Any, Float[Array, " Q"]]:
+        """Visit all weights by :func:`task_sweep`; return the expected squares, too."""
+        new = task_sweep(self, weights, *settings)
+        return new, self.squares(new)
+
+
+def times(matrix: Float[Array, "#Q A B"], x: Float[Array, "Q B"]) -> Float[Array, "Q A"]:
+    """Multiply the vector of each task by its matrix, or by one for all tasks."""
+    if len(matrix) == 1:
+        return x @ matrix[0].T
+    return jnp.einsum("qab,qb->qa", matrix, x)
+
 
 def task_sweep(
-    sums: TaskSums,
-    weights: Float[Array, "Q M"],
-    precision: Float[Array, " Q"],
-    prior: Prior,
-    update: Any,
+    sums: TaskSums, weights: Any, precision: Float[Array, " Q"], prior: Prior, update: Any
 ) -> Any:
-    """Visit the M coordinates of Q tasks in turn, many tasks at once, and return the outcome of the
-    update; see :func:`~numpyro_spikeslab.algebra.pairs.sweep`."""
+    """Visit the M coordinates of Q tasks in turn, many tasks at once.
+
+    :param weights: a family or draws; of it the means are read, and it is written over.
+    :param update: see :func:`~numpyro_spikeslab.algebra.pairs.sweep`.
+    :return: the outcome of the update.
+    """
     gram, linear, _, variances, extra = sums
+    means = weights.mean
     if variances is not None:
         diagonal = np.arange(gram.shape[1])
         gram = gram.at[:, diagonal, diagonal].add(variances)
@@ -143,9 +162,10 @@ def task_sweep(
         return now.outcome(sweep(source, state, weights, precision, prior, now)[0], prior)
 
     if gram.shape[0] == 1:
-        return in_tiles(visit_tile, (linear, weights, precision, prior, update.noise, extra))
+        tasks = linear, means, precision, prior, update.noise, extra
+        return in_tiles(weights, visit_tile, tasks)
     prior = Prior(*(jnp.broadcast_to(x, linear.shape) for x in prior))
-    return jax.vmap(visit)(gram, linear, weights, precision, prior, update.noise)
+    return jax.vmap(visit)(gram, linear, means, precision, prior, update.noise)
 
 
 class MaskedRows(NamedTuple):
@@ -173,27 +193,26 @@ class MaskedRows(NamedTuple):
 
 
 def masked_sweep(
-    table: tuple[Any, Any, Float[Array, "N Q"], Float[Array, "N Q"]],
-    weights: Float[Array, "Q M"],
+    data: tuple[Float[Array, "N Q"], Float[Array, "N Q"]],
+    features: tuple[Float[Array, "M N"], Float[Array, "M N"] | None],
+    weights: Any,
     precision: Float[Array, " Q"],
     prior: Prior,
     update: Any,
-    into: Any = None,
 ) -> tuple[Any, Float[Array, " Q"]]:
     r"""Visit the coordinates in turn as :func:`task_sweep`, from the observations.
 
     Gram matrices of all tasks would be Q M^2 numbers. Here a tile of tasks carries its residual,
     and has the Gram matrices of one block of features at a time.
 
-    :param table: means and variances of the features, (M, N), `None` for variances of zero; the
-        observations and their relative precisions.
-    :param into: a tree of arrays like the outcome, into which that is written.
+    :param data: the observations and their relative precisions.
+    :param features: means and variances, `None` for variances of zero.
     :return: the outcome of the update, and the expected sum of squared residuals of each task,
         :math:`\sum_n z_n \langle (y_n - w^\top \phi_n)^2 \rangle = \sum_n z_n r_n^2 + \sum_m
         (\langle w_m^2 \rangle \langle \phi_m^2 \rangle - \langle w_m \rangle^2 \langle \phi_m
         \rangle^2)`, with the last two summed over the points.
     """
-    mean, var, *observations = table
+    mean, var = features
 
     def visit(tile, y, relative):
         weights, precision, prior, noise = tile
@@ -206,8 +225,8 @@ def masked_sweep(
         total = jnp.sum(residual**2 / jnp.where(relative > 0, relative, 1), axis=0)
         return new, total + jnp.sum(new.product_variance(squares, spread), axis=0)
 
-    into = None if into is None else (into, jnp.zeros_like(precision))
-    return in_tiles(visit, (weights, precision, prior, update.noise), *observations, into=into)
+    tasks = weights.mean, precision, prior, update.noise
+    return in_tiles((weights, jnp.zeros_like(precision)), visit, tasks, *data)
 
 
 def triangle(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -218,14 +237,13 @@ def triangle(size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return rows, columns, place
 
 
-def in_tiles(visit: Callable, tasks: Any, *points: Any, into: Any = None) -> Any:
-    """Visit tile after tile of the tasks. If these are spread over devices, a tile takes equally
-    many from each.
+def in_tiles(into: Any, visit: Callable, tasks: Any, *points: Any) -> Any:
+    """Visit tile after tile of the tasks, and write the results ``into`` arrays. If these are
+    spread over devices, a tile takes equally many from each.
 
-    ``tasks`` lead with Q, or with 1 where all have the same, and ``points`` end with it; results
-    are written into ``into``.
+    ``tasks`` lead with Q, or with 1 where all have the same, and ``points`` end with it.
     """
-    num_tasks = max(len(x) for x in jax.tree.leaves(tasks))
+    num_tasks = len(jax.tree.leaves(into)[0])
     devices = jax.device_count()
     shards = devices if num_tasks % devices == 0 else 1
     each = num_tasks // shards
@@ -253,9 +271,6 @@ def in_tiles(visit: Callable, tasks: Any, *points: Any, into: Any = None) -> Any
         put = partial(lax.dynamic_update_slice_in_dim, start_index=start, axis=1)
         return jax.tree.map(put, into, tile_at(start))
 
-    if into is None:
-        shapes = jax.eval_shape(tile_at, 0)
-        into = jax.tree.map(lambda x: jnp.zeros((num_tasks, *x.shape[2:]), x.dtype), shapes)
     into = jax.tree.map(lambda x: x.reshape(shards, each, *x.shape[1:]), into)
     results = lax.fori_loop(0, num_tiles, write, into)
     return jax.tree.map(lambda x: lax.collapse(x, 0, 2), results)

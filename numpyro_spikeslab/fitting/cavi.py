@@ -224,10 +224,11 @@ class CAVI(SVI):
         params = _values(start)
         chosen = checked_params(init_params or {}, start)
         rng_key, _, key_start = random.split(rng_key, 3)
-        if functions is not None and set(params) - set(chosen):
+        begins = functions is not None and set(params) - set(chosen)
+        if begins:
             posterior = self._start_functions(call, params, chosen, key_start)
             params = self.guide.unpack(posterior)
-        if functions is None or chosen:
+        if chosen or not begins:
             posterior = self.guide.pack(call.reading, params | chosen)
         self.constrain_fn = identity
         return SVIState((jnp.array(0), strong(posterior)), None, rng_key)

@@ -19,7 +19,6 @@ from numpyro_spikeslab.algebra.coefficients import Split, TaskStatistics, whiten
 from numpyro_spikeslab.algebra.families import Expectation, PairedMeanField
 from numpyro_spikeslab.algebra.observations import Grid
 from numpyro_spikeslab.algebra.pairs import (
-    AnyDesign,
     ChangingDesign,
     Design,
     Prior,
@@ -27,26 +26,16 @@ from numpyro_spikeslab.algebra.pairs import (
     predictor,
 )
 from numpyro_spikeslab.algebra.task_sweeps import TaskSums, task_sweep
-from numpyro_spikeslab.fitting.function_sweeps import sweep, sweep_plain
-from numpyro_spikeslab.fitting.function_updates import white_factors
+from numpyro_spikeslab.fitting.function_sweeps import sweep, sweep_entries, sweep_plain
 from numpyro_spikeslab.fitting.posterior import Engine, Posterior, strong
-from numpyro_spikeslab.fitting.tasks import (
-    gram,
-    keeps_products,
-    squares_left,
-    sweep_weights,
-    update_columns,
-    update_functions,
-)
 from numpyro_spikeslab.reading.coefficient_rows import (
     TasksWithout,
     columns_without,
     given_residual,
     joined,
-    joined_rows,
     tasks_without,
 )
-from numpyro_spikeslab.reading.linear import blocks_at, dense_rows
+from numpyro_spikeslab.reading.linear import blocks_at
 from numpyro_spikeslab.reading.program import RUN_ONCE, are_concrete, outside_transformations
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.roles import Index, NoiseRole, SlabRole
@@ -104,7 +93,7 @@ class Columns(Features):
             return at, q, self._squares(engine, at, q, design)
         # coefficients are integrated out, then set given the weights
         sites = engine.form.coefficient_sites(q.slopes)
-        rows = dense_rows(engine.problem, q.values, sites)
+        rows = engine.covariates_at(q.values, q.slopes)
         without = columns_without(rows, at, q.values, sites, design, self.split)
         weights, residual = q.weights.sweep(without.design, without.residual, *setting)
         values, residual = without.given(residual)
@@ -133,7 +122,7 @@ class Columns(Features):
         return blocks_at(engine.problem, q.values) if self.rows is None else self.rows
 
     def _squares(self, engine, at, q, design) -> Float[Array, " Q"]:
-        if isinstance(design, ChangingDesign):
+        if not engine.form.likelihood.is_fixed:
             # the next stand-in has others
             return jnp.full(1, jnp.nan)
         moving = self._moving(engine, q, design, at.relative[:, 0])
@@ -145,7 +134,7 @@ class Columns(Features):
         if not q.slopes:
             return design
         sites = engine.form.coefficient_sites(q.slopes)
-        rows = whitened(dense_rows(engine.problem, q.values, sites), relative)
+        rows = whitened(engine.covariates_at(q.values, q.slopes), relative)
         slopes = in_parts(joined(sites, q.slopes, 1)[0].T, *design.rows.shape[:2])
         return Design(design.rows + slopes @ rows, None)
 
@@ -157,7 +146,7 @@ class Columns(Features):
         # the view is at the mean weights, so Y is the residual
         return _with_coefficients(engine, at, q, at.Y)
 
-    def design_at(self, engine: Engine, at: View, q: Posterior) -> AnyDesign:
+    def design_at(self, engine: Engine, at: View, q: Posterior) -> Any:
         """Return the whitened design."""
         if self.design is not None:
             return self.design
@@ -170,9 +159,7 @@ class Columns(Features):
         """Compute the whitened residual at the mean weights."""
         if engine.base is None:
             return at.whitened
-        design = self.design_at(engine, at, q)
-        assert isinstance(design, Design)
-        return at.whitened - predictor(design, q.weights.mean)
+        return at.whitened - predictor(self.design_at(engine, at, q), q.weights.mean)
 
 
 @jax.jit
@@ -186,7 +173,7 @@ def _begun(engine: Engine, q: Posterior) -> Posterior:
 def _with_coefficients(engine, at, q, residual) -> Posterior:
     """Set coefficients that are one dense vector to their mode."""
     sites = engine.form.coefficient_sites(engine.form.coefficients)
-    rows = dense_rows(engine.problem, q.values, sites)
+    rows = engine.covariates_at(q.values, engine.form.coefficients)
     new, _ = given_residual(rows, at, q.values, sites, residual)
     return q.moved(values=q.values | new)
 
@@ -196,12 +183,10 @@ def _with_coefficients(engine, at, q, residual) -> Posterior:
 class Tasks(Features):
     """Features that Q tasks share, each task with weights of its own; base of the classes below.
 
-    - **covariates** - covariates that all tasks share, by the names of their coefficients.
     - **statistics** - precomputed sums for tasks with covariates; `None` if other sites change
       them.
     """
 
-    covariates: dict[str, Any]
     statistics: TaskStatistics | None
 
     def of(self, q: Posterior) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
@@ -212,7 +197,7 @@ class Tasks(Features):
         return at.layout.moments(q.weights, *self.of(q))
 
     def squares(self, engine: Engine, at: View, q: Posterior) -> Float[Array, " Q"]:
-        return squares_left(at, *self.of(q), q.weights)
+        return at.expected_squares(self.of(q), q.weights)
 
     def rounding(self, engine: Engine, at: View) -> Float[Array, " Q"]:
         # squares come from sums by subtraction, so rounding grows with the power of the data
@@ -228,8 +213,9 @@ class Tasks(Features):
 
     def without_coefficients(self, engine: Engine, at: View, q: Posterior) -> TasksWithout:
         """Integrate the coefficients of tasks out."""
-        sites, features = engine.form.of_tasks, self.of(q)[0]
-        return tasks_without(sites, at, q.values, features, self.covariates, self.statistics)
+        form, features = engine.form, self.of(q)[0]
+        rows = engine.covariates_at(q.values, form.coefficients)
+        return tasks_without(form.of_tasks, at, q.values, features, rows, self.statistics)
 
 
 @jax.tree_util.register_dataclass
@@ -237,29 +223,28 @@ class Tasks(Features):
 class Shared(Tasks):
     """Known features, with the given values.
 
-    - **stats** - products with each other and the data; `None` if free sites change them, or if all
+    - **sums** - products with each other and the data; `None` if free sites change them, or if all
       tasks have products of their own that are too many numbers: then tiles of tasks are visited.
     """
 
     values: Float[Array, "M N"]
-    stats: TaskSums | None
+    sums: TaskSums | None
 
     def of(self, q: Posterior) -> tuple[Float[Array, "M N"], Float[Array, "M N"]]:
         return self.values, jnp.zeros_like(self.values)
 
     def sweep(self, engine: Engine, at: View, q: Posterior, temperature: Any) -> Swept:
+        update, sums = Expectation(temperature), self.sums
         if not q.slopes:
-            stats = self.stats
-            if stats is None and keeps_products(engine.form):
-                stats = gram(at, *self.of(q))
-            weights, squares = sweep_weights(at, *self.of(q), stats, q.weights, temperature)
+            if sums is None and engine.form.keeps_products:
+                sums = at.sums(*self.of(q))
+            weights, squares = at.sweep(self.of(q), q.weights, update, sums)
             return at, q._replace(weights=weights), squares
         # the coefficients of each task are integrated out, then set given the weights
         tasks = self.without_coefficients(engine, at, q)
-        current = q.weights.mean, 1 / at.sigma2, at.prior, Expectation(temperature)
-        weights = task_sweep(tasks.sums(), *current)
+        weights = task_sweep(tasks.sums(), q.weights, 1 / at.sigma2, at.prior, update)
         (u, values), slopes = tasks.given(weights.mean), tasks.coefficients.slopes
-        squares = tasks.squares((weights.mean, weights.variance), u, slopes)
+        squares = tasks.squares(weights, u, slopes)
         q = q._replace(weights=weights, values=q.values | values)
         return at, q._replace(slopes=tasks.standard.slopes(slopes)), squares
 
@@ -268,7 +253,7 @@ class Shared(Tasks):
         if not q.slopes:
             return mean, variance
         slopes = joined(engine.form.of_tasks, q.slopes, 1)
-        rows = joined_rows(engine.form.of_tasks, self.covariates)
+        rows = engine.covariates_at(q.values, engine.form.coefficients)
         features = self.values + jnp.einsum("qcm,cn->qmn", slopes, rows)
         return mean, jnp.einsum("qm,qmn->nq", q.weights.variance, features**2)
 
@@ -276,9 +261,8 @@ class Shared(Tasks):
         if not q.slopes:
             return super().squares(engine, at, q)
         tasks = self.without_coefficients(engine, at, q)
-        moments = q.weights.mean, q.weights.variance
         slopes = tasks.standard.unscaled(q.slopes)
-        return tasks.squares(moments, tasks.standard.prior.deviation, slopes)
+        return tasks.squares(q.weights, tasks.standard.prior.deviation, slopes)
 
 
 @jax.tree_util.register_dataclass
@@ -308,11 +292,7 @@ class ObservedEntries(LatentFunctions):
     num_starts = 1
 
     def sweep(self, engine: Engine, at: View, q: Posterior, temperature: Any) -> Swept:
-        """Update the functions at all rows, then the weights of all columns."""
-        mean, alpha = update_functions(at, self.of(q)[0], q.weights)
-        q = q._replace(functions=white_factors(q.functions, mean, alpha))
-        weights, squares = update_columns(at, *self.of(q), q.weights, temperature)
-        return at, q._replace(weights=weights), squares
+        return at, *sweep_entries(at, q, temperature)
 
     def squares(self, engine: Engine, at: View, q: Posterior) -> Float[Array, " Q"]:
         # the moments are optimal already, so gradients need not pass through them
@@ -335,30 +315,29 @@ def engine_of(reading: Reading, plain: bool, temperature: Any) -> Engine:
         transforms={name: biject_to(support) for name, support in reading.supports.items()},
         base=at,
         layout=reading.layout,
+        covariates=reading.covariates,
         features=_features_of(reading, at),
         functions=None if functions is None else functions.prior({}),
         plain=plain,
         temperature=temperature,
         profiled=next(single, None),
-        white=functions is not None and functions.is_white,
     )
 
 
 def _features_of(reading: Reading, at: View | None) -> Features:
     """Choose the class of the features; ``at`` is `None` if a free site can change the view."""
     form, values = reading.form, reading.features
-    covariates = reading.covariates if form.of_tasks else {}
     if form.is_design:
         rows = reading.rows if reading.design is None else None
         rows = None if rows is None else _compiled_blocks(reading.problem, reading.generic, rows)
         return Columns(reading.design, reading.split, rows)
     if not form.shares_features:
         of_table = isinstance(reading.layout, Grid)
-        return (LatentFunctions if of_table else ObservedEntries)(covariates, None)
-    if not keeps_products(form):
-        return Shared(covariates, None, values, None)
-    stats = None if at is None else jax.jit(gram)(at, values, jnp.zeros_like(values))
-    return Shared(covariates, reading.task_statistics, values, stats)
+        return (LatentFunctions if of_table else ObservedEntries)(None)
+    if not form.keeps_products:
+        return Shared(None, values, None)
+    sums = None if at is None else jax.jit(View.sums)(at, values, jnp.zeros_like(values))
+    return Shared(reading.task_statistics, values, sums)
 
 
 def with_shared_prior(reading: Reading) -> tuple[View | None, dict[str, Index]]:

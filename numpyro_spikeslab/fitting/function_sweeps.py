@@ -16,16 +16,18 @@ from jaxtyping import Array, Bool, Float
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.families import Expectation, PairedMeanField
+from numpyro_spikeslab.algebra.observations import Sparse
 from numpyro_spikeslab.algebra.pairs import Prior, coordinates
 from numpyro_spikeslab.algebra.search import choose
+from numpyro_spikeslab.algebra.sparse_sums import over_blocks
 from numpyro_spikeslab.algebra.task_sweeps import TASK_BLOCK_SIZE, triangle
-from numpyro_spikeslab.fitting import tasks
 from numpyro_spikeslab.fitting.function_updates import (
     Terms,
     reset_if_better,
     update_plain,
     update_with_scale,
+    white_factors,
 )
 from numpyro_spikeslab.fitting.posterior import Engine, Posterior
 from numpyro_spikeslab.reading.view import View
@@ -34,6 +36,8 @@ from numpyro_spikeslab.reading.view import View
 SILENT = 1e-3
 # Passes over all weights at the end of a sweep of functions with order.
 LAST_PASSES = 2
+# Passes over the functions at a row of a sparse table, whose products are computed once.
+ROW_PASSES = 3
 
 
 def block_terms(
@@ -66,10 +70,8 @@ def sweep_plain(
     """Take the variational EM iteration of the paper; return expected squares of residuals too."""
     update = update or partial(update_plain, engine.function_prior(at))
     posterior = visit_functions(update, at, posterior)
-    functions, paired = posterior.functions, posterior.weights
-    moments = functions.mean, functions.var
-    stats = tasks.gram(at, *moments) if at.relative.shape[1] == 1 else None
-    weights, squares = tasks.sweep_weights(at, *moments, stats, paired, temperature)
+    features = posterior.functions.mean, posterior.functions.var
+    weights, squares = at.sweep(features, posterior.weights, Expectation(temperature))
     return posterior._replace(weights=weights), squares
 
 
@@ -133,8 +135,8 @@ def sweep(
     M, changed = len(functions.kl), {engine.profiled}
     # at their prior, with a mean of zero
     resting = ~jnp.any((functions.alpha != 0) | (functions.mean != 0), axis=1)
-    order = jnp.argsort(resting, stable=True) if engine.white else jnp.arange(M)
-    number = jnp.sum(~resting) if engine.white else M
+    order = jnp.argsort(resting, stable=True) if prior.is_white else jnp.arange(M)
+    number = jnp.sum(~resting) if prior.is_white else M
 
     def visit(k, carry):
         m = order[k]
@@ -142,7 +144,7 @@ def sweep(
         before = _barrier(posterior.weights.mean[:, m], posterior.functions.mean[m])
         posterior = _update_function(engine, prior, at, carry, m)
         here = engine.with_roles(at, posterior.values, changed)
-        if engine.white:
+        if prior.is_white:
             return _update_weights(here, (posterior, residual), m, before, temperature)
         residual = residual + _change(here, posterior, m, before)
         return pass_weights(1, here, (posterior, residual))
@@ -158,7 +160,7 @@ def sweep(
     begin = posterior, base.relative * base.residual(posterior.weights.mean, functions.mean)
     posterior, residual = jax.lax.fori_loop(0, number, visit, begin)
     at = engine.with_roles(at, posterior.values, changed)
-    if engine.white:
+    if prior.is_white:
         # weights of functions at rest depend on prior variances alone
         squares = at.over_points(posterior.functions.var).T
         zero = jnp.zeros_like(posterior.weights.probs)
@@ -168,7 +170,8 @@ def sweep(
         posterior, _ = pass_weights(LAST_PASSES, at, (posterior, residual))
     functions = posterior.functions
     # computed anew, since rounding errors of the visits add up
-    return posterior, tasks.squares_left(base, functions.mean, functions.var, posterior.weights)
+    features = functions.mean, functions.var
+    return posterior, base.expected_squares(features, posterior.weights)
 
 
 def _update_function(engine, prior, at, carry, m) -> Posterior:
@@ -177,7 +180,7 @@ def _update_function(engine, prior, at, carry, m) -> Posterior:
     mean = posterior.functions.mean[m][None]
     weights: Any = jax.tree.map(lambda x: _barrier(x[:, m])[0][:, None], posterior.weights)
     terms = block_terms(at, weights, residual, mean)(mean, 0)._replace(m=m)
-    power = tasks.explained(at, at.over_points(mean**2).T, weights)[0]
+    power = explained(at, at.over_points(mean**2).T, weights)[0]
     return jax.lax.cond(
         power < SILENT,
         lambda p: reset_if_better(prior, p, terms),
@@ -213,9 +216,42 @@ def _weights_given(at: View, m: Any, squares: Any, linear: Any, temperature: Any
     return PairedMeanField.of(coordinates(squares, tau, prior).given(tau * linear), temperature)
 
 
+def sweep_entries(
+    at: View, posterior: Posterior, temperature: Any
+) -> tuple[Posterior, Float[Array, " Q"]]:
+    """Update white functions at all rows of a sparse table (supplement, 1.3), then the weights of
+    all columns; return expected squares too."""
+    assert isinstance(at.layout, Sparse)
+    functions, weights = posterior.functions, posterior.weights
+    M, N = functions.mean.shape
+    features = weights.mean, weights.variance, 1 / at.sigma2
+
+    def block(sums, phi):
+        squares = jnp.diagonal(sums.G, axis1=1, axis2=2)
+        alpha = squares + sums.c
+
+        def visit(j, phi):
+            m = j % M
+            h = sums.b[:, m] - jnp.sum(sums.G[:, m] * phi, axis=1) + squares[:, m] * phi[:, m]
+            return phi.at[:, m].set(h / (1 + alpha[:, m]))
+
+        return jax.lax.fori_loop(0, ROW_PASSES * M, visit, phi), alpha
+
+    data = at.Y, at.relative
+    sides = over_blocks(at.layout.by_rows, N, features, data, block, functions.mean.T)
+    functions = white_factors(functions, *(x.T for x in sides))
+    weights, squares = at.sweep((functions.mean, functions.var), weights, Expectation(temperature))
+    return posterior._replace(functions=functions, weights=weights), squares
+
+
 def _barrier(*arrays: Any) -> Any:
     """Keep XLA from recomputing these for each entry of their outer product."""
     return jax.lax.optimization_barrier(arrays)
+
+
+def explained(at: View, squares: Float[Array, "#Q M"], weights: Any) -> Float[Array, " M"]:
+    """Compute the power of each feature relative to the noise from its sums of squares."""
+    return jnp.sum(weights.mean**2 * squares / at.sigma2[:, None], axis=0)
 
 
 @jax.jit
@@ -223,7 +259,7 @@ def in_use(engine: Engine, posterior: Posterior) -> Bool[Array, " M"]:
     """Return which functions some task includes and explain more than a nat."""
     at = engine.view(posterior)
     squares = at.over_points(posterior.functions.mean**2).T
-    power = tasks.explained(at, squares, posterior.weights)
+    power = explained(at, squares, posterior.weights)
     return (jnp.max(posterior.weights.probs, axis=0) > 0.5) & (power > 1.0)
 
 
@@ -238,7 +274,7 @@ def gains_without(engine: Engine, posterior: Posterior) -> Float[Array, " M"]:
     phi, paired = posterior.functions, posterior.weights
     W = paired.mean
     squares, var = at.over_points(phi.mean**2).T, at.over_points(phi.var).T
-    cross = tasks.left_with(at, phi.mean, paired).T
+    cross = at.layout.over_points(at.relative * at.residual(W, phi.mean), phi.mean).T
     growth = 2 * W * cross + W**2 * squares - paired.product_variance(squares, var)
     cost = jax.vmap(lambda q, *prior: q.divergence(Prior(*prior)), in_axes=1)
     excluded = paired._replace(probs=jnp.zeros_like(W))

@@ -27,7 +27,6 @@ from numpyro_spikeslab.fitting.model_sites import ModelSites, deterministics, si
 from numpyro_spikeslab.fitting.points import Points, points_of
 from numpyro_spikeslab.fitting.posterior import Posterior
 from numpyro_spikeslab.fitting.slopes import Followed, Slopes, find_slopes
-from numpyro_spikeslab.fitting.tasks import keeps_products
 from numpyro_spikeslab.models.primitives import weights
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.model_run import ModelTrace, abstract_trace, trace_model
@@ -181,6 +180,7 @@ class SpikeSlabGuide(AutoGuide):
     def pack(self, reading: Reading, params: dict[str, Any]) -> Posterior:
         """Make the posterior of parameters."""
         form, functions = reading.form, None
+        terms: tuple[str, ...] = ()
         starts = jax.eval_shape(lambda: {name: x for name, (x, _) in self.start().items()})
         shapes: dict[str, Any] = {name: x.shape for name, x in starts.items()}
         if form.functions is not None:
@@ -191,7 +191,7 @@ class SpikeSlabGuide(AutoGuide):
         check_params(params, shapes)
         others = params | self.points.median(params)
         values = {site: others[site] for site in form.others}
-        if form.functions is not None:
+        if terms:
             functions = function_sites.pack(reading, [params[x] for x in terms], values)
         size = form.size if form.is_design else form.num_features
         slopes = {
@@ -206,7 +206,7 @@ class SpikeSlabGuide(AutoGuide):
         if form.is_design:
             return names
         all_follow = form.shares_features and form.of_tasks and len(names) == len(form.of_tasks)
-        return names if all_follow and keeps_products(form) else []
+        return names if all_follow and form.keeps_products else []
 
     def unpack(self, posterior: Posterior) -> dict[str, Any]:
         """Make the parameters of a posterior."""

@@ -11,13 +11,13 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.families import Expectation
 from numpyro_spikeslab.algebra.search import choose
 from numpyro_spikeslab.fitting.function_sweeps import in_use
 from numpyro_spikeslab.fitting.function_updates import switch_off
 from numpyro_spikeslab.fitting.posterior import Engine, Posterior, strong
 from numpyro_spikeslab.fitting.rotations import floored_eigh, quarter_turn, varimax
 from numpyro_spikeslab.fitting.starts import start_at
-from numpyro_spikeslab.fitting.tasks import gram, squared_errors, update_weights
 from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reading.view import View
 
@@ -170,16 +170,14 @@ def refit_weights(
     engine: Engine, base: View, posterior: Posterior, num_passes: Any
 ) -> tuple[Posterior, Float[Array, ""]]:
     """Update weights and sites with a role several times; return the posterior and its bound."""
-    functions = posterior.functions
-    stats = gram(base, functions.mean, functions.var)
+    features = posterior.functions.mean, posterior.functions.var
+    sums = base.sums(*features)
 
     def pass_weights(_, posterior):
         at = engine.with_roles(base, posterior.values)
-        weights = update_weights(at, stats, posterior.weights)
-        posterior = posterior._replace(weights=weights)
-        return engine.with_modes(at, posterior, squared_errors(stats, weights))
+        weights, squares = at.sweep(features, posterior.weights, Expectation(), sums)
+        return engine.with_modes(at, posterior._replace(weights=weights), squares)
 
     posterior = jax.lax.fori_loop(0, num_passes, pass_weights, posterior)
     at = engine.with_roles(base, posterior.values)
-    squares = squared_errors(stats, posterior.weights)
-    return posterior, engine.bound_given(at, posterior, squares)
+    return posterior, engine.bound_given(at, posterior, sums.squares(posterior.weights))

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.observations import Observations
 from numpyro_spikeslab.algebra.pairs import Design, Prior
-from numpyro_spikeslab.reading.coefficient_rows import standardised
+from numpyro_spikeslab.reading.coefficient_rows import covariates_at, standardised
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.function_prior import FunctionPrior
 from numpyro_spikeslab.reading.model_run import Problem
@@ -89,12 +89,12 @@ class Engine:
     - **transforms** - onto the supports of the free sites.
     - **base** - the view, where no free site can change it.
     - **layout** - of the observations: a table, or entries of one.
+    - **covariates** - rows of coefficients by their names, if they depend on data alone.
     - **features** - the factors of the weights, see :mod:`~numpyro_spikeslab.fitting.features`.
     - **functions** - the prior of the latent functions that weights mix, or `None`.
     - **plain** - whether sweeps follow the paper's supplement.
     - **temperature** - maps a step to the temperature of the logits; `None` for 1.
     - **profiled** - the site of the only slab scale, or `None`.
-    - **white** - whether all functions are white processes with a mean of zero.
     """
 
     problem: Problem
@@ -102,12 +102,12 @@ class Engine:
     transforms: dict[str, Any]
     base: View | None
     layout: Observations
+    covariates: dict[str, Any]
     features: Any
     functions: Any
     plain: bool = field(metadata={"static": True})
     temperature: Callable[[Any], Any] | None = field(metadata={"static": True})
     profiled: str | None = field(metadata={"static": True})
-    white: bool = field(metadata={"static": True})
 
     @property
     def form(self) -> Form:
@@ -117,6 +117,10 @@ class Engine:
     def function_prior(self, at: View) -> FunctionPrior:
         """Return the prior of the latent functions at a view."""
         return replace(self.functions, priors=at.priors)
+
+    def covariates_at(self, values: dict[str, Any], names: Collection[str]) -> Any:
+        """Return the rows of some coefficients, joined, at given values of the other sites."""
+        return covariates_at(self.problem, self.covariates, values, names)
 
     def view(self, posterior: Posterior) -> View:
         """Return the model at a posterior and weights of zero; for a design whose view is made anew

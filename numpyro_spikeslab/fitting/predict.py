@@ -36,7 +36,7 @@ def predict(
 ) -> tuple[Any, Any]:
     """Compute mean and variance of each task, (S, Q), or of entries of the table, (L,)."""
     functions, layout = posterior.functions, reading.layout
-    if reading.functions is None or functions is None:
+    if functions is None:
         raise ValueError(
             "PairedGuide.predict: the weights of the model mix no latent functions. Use "
             "numpyro.infer.Predictive."
@@ -107,7 +107,7 @@ def _of_new_rows(number: int, side: Side, weights: Any, sigma2: Any, residual: A
         return covariance @ sums.b, jnp.diagonal(covariance)
 
     data = residual, jnp.ones_like(residual)
-    rows = over_blocks(side, number, features, *data, lambda sums, _: jax.vmap(of_row)(sums))
+    rows = over_blocks(side, number, features, data, jax.vmap(of_row))
     return jax.tree.map(jnp.transpose, rows)
 
 

@@ -73,11 +73,11 @@ def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
             "or sample the model. Of entries of a table, the likelihood needs the places, "
             f"`infer={{'entries': (rows, columns)}}`.{reading.if_traced}",
         )
-    if plain and functions is None:
-        got, remedy = "True for a model without latent functions", "Leave it out."
-        raise bad("CAVI: plain", got, "False", remedy)
     if functions is not None:
         functions.check("CAVI")
+    elif plain:
+        got, remedy = "True for a model without latent functions", "Leave it out."
+        raise bad("CAVI: plain", got, "False", remedy)
 
 
 def refuse_traced_functions(reading: Reading, arrays: Any) -> None:

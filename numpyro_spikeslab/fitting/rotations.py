@@ -31,7 +31,6 @@ from numpyro_spikeslab.algebra.observations import Sparse
 from numpyro_spikeslab.fitting.function_sweeps import in_use
 from numpyro_spikeslab.fitting.function_updates import white_factors
 from numpyro_spikeslab.fitting.posterior import Engine, Posterior, strong
-from numpyro_spikeslab.fitting.tasks import ridge_of_entries
 from numpyro_spikeslab.reading.view import View
 
 # Cycles of varimax over all pairs.
@@ -241,8 +240,15 @@ def ridge(at: View, phi: Float[Array, "M N"], var: Float[Array, "M N"]) -> Float
     r"""Solve :math:`(\Phi Z_q \Phi^\top + \mathrm{diag}(V z_q + \sigma_q^2 / \sigma_w^2)) w_q
     = \Phi Z_q y_q` for the weights of each task; :math:`V` are variances of functions.
     """
+
+    def of_columns(sums, sigma2, variance):
+        extra = sums.c + sigma2[:, None] / variance
+        precision = sums.G + extra[..., None] * jnp.eye(len(phi), dtype=extra.dtype)
+        return jnp.linalg.solve(precision, sums.b[..., None])[..., 0]
+
     if isinstance(at.layout, Sparse):
-        return ridge_of_entries(at, phi, var)
+        data, own = (at.Y, at.relative), (at.sigma2, at.prior.variance)
+        return at.layout.over_columns(data, (phi, var), of_columns, *own).T
 
     def solve(task):
         z, y, sigma2, variance = task

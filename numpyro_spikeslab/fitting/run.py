@@ -184,7 +184,7 @@ def _best(progress: Progress, losses: Any) -> tuple[Progress, Any]:
 
 def _moves(call: Call) -> Any:
     """Return the moves that suit the functions of a model."""
-    if call.engine.white:
+    if call.engine.functions.is_white:
         return factor_moves
     functions = call.reading.functions.functions
     has_order = not functions.kinds <= {"white", "zero"}

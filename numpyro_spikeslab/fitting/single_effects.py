@@ -63,7 +63,7 @@ def effects_of(reading: Reading, posterior: Posterior) -> Effects:
     if form.coefficients:
         # an intercept at a fixed value would keep out all columns of another mean
         sites, block = form.coefficient_sites(form.coefficients), Design(design[None], None)
-        covariates = dense_rows(reading.problem, values, sites)
+        covariates = reading.covariates_at(values, form.coefficients)
         without = columns_without(covariates, at, values, sites, block, None)
         design, residual = without.design.rows[0], without.residual
     design, residual = design / noise, residual / noise

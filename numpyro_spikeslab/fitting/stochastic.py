@@ -26,13 +26,12 @@ import numpy as np
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.families import PairedMeanField
+from numpyro_spikeslab.algebra.families import Expectation, PairedMeanField
 from numpyro_spikeslab.fitting.function_sweeps import sweep_plain
 from numpyro_spikeslab.fitting.function_updates import Terms, condition, update_plain
 from numpyro_spikeslab.fitting.posterior import Batches, Engine, Posterior, strong
 from numpyro_spikeslab.fitting.run import Call
 from numpyro_spikeslab.fitting.schedules import check_schedule, forgetting
-from numpyro_spikeslab.fitting.tasks import gram, keeps_products, sweep_weights
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.roles import Tally
 from numpyro_spikeslab.support.messages import bad
@@ -224,14 +223,14 @@ def _settled(
     """Make some passes over the weights of a batch and its local sites."""
     functions = posterior.functions
     moments = functions.mean, functions.var
-    stats = None
-    if engine.form.likelihood.is_fixed and keeps_products(engine.form):
-        stats = gram(engine.view(posterior), *moments)
+    sums, update = None, Expectation(temperature)
+    if engine.form.likelihood.is_fixed and engine.form.keeps_products:
+        sums = engine.view(posterior).sums(*moments)
 
     def one(_, posterior):
         # with another stand-in in each pass
         at = engine.view(posterior)
-        weights, squares = sweep_weights(at, *moments, stats, posterior.weights, temperature)
+        weights, squares = at.sweep(moments, posterior.weights, update, sums)
         tallies = engine.tallies(at, weights, squares)
         values = engine.modes(at, posterior.values, {site: tallies[site] for site in local})
         values = engine.freeze_shaping(temperature, posterior.values, values)

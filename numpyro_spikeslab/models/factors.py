@@ -22,7 +22,7 @@ from numpyro.util import not_jax_tracer
 from numpyro_spikeslab.models.primitives import ENTRIES_MARK, sample_functions, spike_slab
 from numpyro_spikeslab.models.sparse import Observations, entries_of, is_sparse
 from numpyro_spikeslab.support.messages import bad
-from numpyro_spikeslab.support.tabular import as_numbers, is_array
+from numpyro_spikeslab.support.tabular import as_numbers, in_pandas, is_array
 
 UNITS = 1e3
 """Columns of a table whose standard deviations differ by a larger factor have different units."""
@@ -204,8 +204,8 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
         remedy = "The stored entries of a sparse Y, zeros too, are the observations."
         raise bad(f"{_USER}: mask", "a mask of a sparse Y", "none", remedy)
     if entries is None and Y is not None:
-        table = Y
-        Y = Y if is_array(Y) else as_numbers(f"{_USER}: Y", Y, may_miss=True)
+        table = in_pandas(f"{_USER}: Y", Y)
+        Y = Y if is_array(Y) else as_numbers(f"{_USER}: Y", table, may_miss=True)
         if options.likelihood is dist.Normal:
             _warn_of_units(Y, getattr(table, "columns", range(Q)))
     of_kernels = {name: prior for name, prior in options.priors.items() if name not in defaults}

@@ -2,11 +2,13 @@
 """Kinds of responses of a regression: their distributions, priors, checks and units."""
 
 from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from jaxtyping import Float
 import numpy as np
-from scipy.special import ndtri
+from scipy.special import logsumexp, ndtri
 
 import jax.numpy as jnp
 from jax.scipy.special import ndtr
@@ -42,8 +44,12 @@ class ResponseKind(NamedTuple):
     - **has_trials** - whether responses are counts of trials.
     - **start** - for a distribution that :class:`~numpyro_spikeslab.CAVI` does not take: an
       intercept near the data, given responses and offsets, at which chains start.
+    - **mean** - of responses, or their location where a distribution may have no mean.
     - **warmup** - default number of steps of warm-up, by which chains of all but Normal likelihoods
       learn their proposals.
+    - **ratio** - name of the exponential of a weight, ``"odds_ratio"`` for example.
+    - **advice** - what to try instead, given :class:`Fitted` responses that do not look like draws
+      of the distribution; else empty.
     """
 
     name: str
@@ -57,7 +63,31 @@ class ResponseKind(NamedTuple):
     has_precisions: bool = False
     has_trials: bool = False
     start: Callable[[Numbers, Numbers], float] | None = None
+    mean: Callable[[dist.Distribution], Any] = attrgetter("mean")
     warmup: int = 500
+    ratio: str | None = None
+    advice: Callable[["Fitted"], str] = lambda fitted: ""
+
+    def of_rows(self, f: Any, sites: dict[str, Any], totals: Any, weights: Any) -> Any:
+        """Return the distributions of rows at draws of their predictor, shape (S, N), and of the
+        sites, each (S, 1)."""
+        # where weights are precisions, noise is the only site
+        scale = weights**-0.5 if self.has_precisions else 1.0
+        trials = totals.astype(int)
+        return self.distribution(f, trials, **{k: x * scale for k, x in sites.items()})
+
+    def log_likelihood(self, distribution: dist.Distribution, y: Any, weights: Any) -> Any:
+        """Compute the log likelihood of rows, those of weight k counted k times unless weights are
+        precisions, which the distributions have."""
+        return distribution.log_prob(y) * (1.0 if self.has_precisions else weights)
+
+
+class Fitted(NamedTuple):
+    """Responses with their weights, and their predictors at the posterior mean."""
+
+    y: Numbers
+    weights: Numbers
+    predictor: Numbers
 
 
 def check_classes(y: Numbers, totals: Numbers) -> None:
@@ -110,6 +140,61 @@ def log_rate(y: Numbers, offset: Numbers) -> float:
     return float(np.log((y.sum() + 0.5) / np.exp(offset).sum()))
 
 
+FALSE_ALARM = 0.01
+"""Bound of the probability that responses of the right distribution get an advice."""
+
+
+def is_better(gains: Float[np.ndarray, "N K"]) -> bool:
+    """Whether other densities fit better, given the rise of each row's log density by each.
+
+    The average of their likelihood ratios has the mean 1 if the present density is right, so it
+    exceeds ``1 / FALSE_ALARM`` with the probability ``FALSE_ALARM`` at most, for any number of rows
+    (Ville's and Markov's inequality). That noise and predictor are fitted makes it rarer.
+    """
+    mean = logsumexp(gains.sum(axis=0)) - np.log(gains.shape[1])
+    return bool(mean > -np.log(FALSE_ALARM))
+
+
+def advice_on_tails(fitted: Fitted) -> str:
+    """Say whether residuals have heavier tails than Normal ones."""
+    from scipy import stats  # takes long to import, and ArviZ does later on
+
+    residuals = (fitted.y - fitted.predictor) * np.sqrt(fitted.weights)
+    scale = np.sqrt(np.mean(residuals**2))
+    if scale <= ROUNDING * np.max(np.abs(fitted.y)):
+        return ""
+    z = residuals[:, None] / scale
+    dof, unit = (x.ravel() for x in np.meshgrid((1.0, 2.0, 4.0), (0.1, 0.2, 0.4, 0.6, 0.8)))
+    if not is_better(stats.t.logpdf(z, dof, scale=unit) - stats.norm.logpdf(z)):
+        return ""
+    remedy = "try likelihood='student', or the logarithm of a skewed y"
+    return f"residuals have heavier tails than Normal ones: {remedy}"
+
+
+def advice_on_variance(fitted: Fitted) -> str:
+    """Say whether counts vary more than Poisson ones."""
+    from scipy import stats
+
+    y, mean = fitted.y[:, None], np.exp(fitted.predictor)[:, None]
+    size = 10.0 ** np.arange(-1.0, 3.0)
+    gains = stats.nbinom.logpmf(y, size, size / (size + mean)) - stats.poisson.logpmf(y, mean)
+    if not is_better(fitted.weights[:, None] * gains):
+        return ""
+    return "counts vary more than Poisson ones: try likelihood='negative_binomial'"
+
+
+def advice_on_separation(limit: float, fitted: Fitted) -> str:
+    """Say whether predictors are beyond a limit, where probabilities are 0 or 1."""
+    if np.max(np.abs(fitted.predictor)) < limit:
+        return ""
+    return (
+        "columns separate the classes, so the prior sets the size of their effects: take them out "
+        "of `always`, whose prior is wide, and report inclusion rather than effects"
+    )
+
+
+of_log_odds, of_probits = (partial(advice_on_separation, limit) for limit in (13.0, 7.5))
+
 KINDS = (
     ResponseKind(
         "normal",
@@ -119,6 +204,7 @@ KINDS = (
         has_intercept=False,
         has_precisions=True,
         warmup=50,
+        advice=advice_on_tails,
     ),
     ResponseKind(
         "student",
@@ -127,15 +213,22 @@ KINDS = (
         lambda noise: {"sigma": dist.HalfNormal(noise), "dof": dist.Gamma(2.0, 0.1)},
         ("sigma", "dof"),
         units=median_and_deviation,
+        mean=attrgetter("loc"),
     ),
     ResponseKind(
-        "logit", lambda f, totals: dist.Bernoulli(logits=f), check=check_classes, ends=(0.0, 1.0)
+        "logit",
+        lambda f, totals: dist.Bernoulli(logits=f),
+        check=check_classes,
+        ends=(0.0, 1.0),
+        ratio="odds_ratio",
+        advice=of_log_odds,
     ),
     ResponseKind(
         "probit",
         lambda f, totals: dist.Bernoulli(probs=ndtr(f)),
         check=check_classes,
         ends=(0.0, 1.0),
+        advice=of_probits,
     ),
     ResponseKind(
         "binomial",
@@ -143,6 +236,8 @@ KINDS = (
         check=check_counts,
         ends=(0.0, 1.0),
         has_trials=True,
+        ratio="odds_ratio",
+        advice=of_log_odds,
     ),
     ResponseKind(
         "poisson",
@@ -150,6 +245,8 @@ KINDS = (
         check=check_counts,
         ends=(0.0,),
         start=log_rate,
+        ratio="rate_ratio",
+        advice=advice_on_variance,
     ),
     ResponseKind(
         "negative_binomial",
@@ -158,6 +255,7 @@ KINDS = (
         ("concentration",),
         check=check_counts,
         ends=(0.0,),
+        ratio="rate_ratio",
     ),
 )
 RESPONSES = {kind.name: kind for kind in KINDS}

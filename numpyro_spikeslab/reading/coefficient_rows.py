@@ -5,6 +5,7 @@ Their values are arrays of shape (Q, C): each of Q tasks has its own (``form.of_
 and all are one dense vector.
 """
 
+from collections.abc import Collection
 from math import prod
 from typing import Any, NamedTuple
 
@@ -21,11 +22,10 @@ from numpyro_spikeslab.algebra.coefficients import (
     of_columns,
     split,
     task_statistics,
-    times,
     whitened,
 )
 from numpyro_spikeslab.algebra.pairs import AnyDesign, ChangingDesign, Design
-from numpyro_spikeslab.algebra.task_sweeps import TaskSums
+from numpyro_spikeslab.algebra.task_sweeps import TaskSums, times
 from numpyro_spikeslab.reading.linear import Sites, dense_rows, shared_rows
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.view import View
@@ -41,9 +41,20 @@ def covariate_rows(problem: Problem, values: dict[str, Any]) -> dict[str, Float[
     return {each.site: dense_rows(problem, values, (each,)) for each in sites}
 
 
-def joined_rows(sites: Sites, rows: dict[str, Any]) -> Float[Array, "C N"]:
-    """Join the rows of the sites, as :func:`covariate_rows` has them."""
-    return jnp.concatenate([rows[each.site] for each in sites])
+def covariates_at(
+    problem: Problem, constant: dict[str, Any], values: dict[str, Any], names: Collection[str]
+) -> Any:
+    """Return the rows of some coefficients, joined, at given values of the other sites; `None` of
+    no coefficients.
+
+    :param constant: :func:`covariate_rows`, where these depend on data alone.
+    """
+    sites = problem.form.coefficient_sites(names)
+    if not sites:
+        return None
+    if not problem.form.constant_covariates:
+        return dense_rows(problem, values, sites)
+    return jnp.concatenate([constant[each.site] for each in sites])
 
 
 def joined(sites: Sites, values: dict[str, Any], behind: int = 0) -> Float[Array, "Q C ..."]:
@@ -132,7 +143,7 @@ def columns_without(
 ) -> ColumnsWithout:
     """Integrate coefficients out of the columns of a design.
 
-    :param rows: from :func:`~numpyro_spikeslab.reading.linear.dense_rows`.
+    :param rows: from :func:`covariates_at`.
     :param at: the model at these values; its observations are the residual of some weights.
     :param parts: the whitened design, split along the covariates, where that is constant.
     """
@@ -182,20 +193,20 @@ class TasksWithout(NamedTuple):
 
     def squares(
         self,
-        moments: tuple[Float[Array, "Q M"], Float[Array, "Q M"]],
+        weights: Any,
         u: Float[Array, "Q C"],
         slopes: Float[Array, "Q C M"],
     ) -> Float[Array, " Q"]:
         """Return the expected squared residuals.
 
-        :param moments: means and variances of the weights.
+        :param weights: their family.
         :param u: deviations of the coefficients at the means of the weights, and their slopes.
         """
-        (mean, var), (J, E, e, *_), sums = moments, self.coefficients, self.statistics.outside
-        inside = e - times(J, mean) - times(E, u)
-        per_weight = jnp.diagonal(sums.G, axis1=1, axis2=2) + jnp.sum((J + E @ slopes) ** 2, axis=1)
-        outside = sums.yy + jnp.sum(mean * (times(sums.G, mean) - 2 * sums.b), axis=1)
-        return outside + jnp.sum(inside**2, axis=1) + jnp.sum(var * per_weight, axis=1)
+        J, E, e, *_ = self.coefficients
+        inside = e - times(J, weights.mean) - times(E, u)
+        spread = weights.variance * jnp.sum((J + E @ slopes) ** 2, axis=1)
+        outside = self.statistics.outside.squares(weights)
+        return outside + jnp.sum(inside**2, axis=1) + jnp.sum(spread, axis=1)
 
 
 def tasks_without(
@@ -203,15 +214,16 @@ def tasks_without(
     at: View,
     values: dict[str, Any],
     features: Float[Array, "M N"],
-    covariates: dict[str, Any],
+    rows: Float[Array, "C N"],
     statistics: TaskStatistics | None,
 ) -> TasksWithout:
     """Integrate the coefficients of tasks out.
 
     :param at: the model at these values and zero weights.
+    :param rows: from :func:`covariates_at`.
     :param statistics: of the data, where they are constant.
     """
-    statistics = statistics or statistics_at(sites, at, values, features, covariates)
+    statistics = statistics or statistics_at(sites, at, values, features, rows)
     standard = standardised(sites, at, values)
     coefficients = statistics.coefficients(standard.prior, at.sigma2)
     return TasksWithout(standard, coefficients, statistics)
@@ -222,10 +234,9 @@ def statistics_at(
     at: View,
     values: dict[str, Any],
     features: Float[Array, "M N"],
-    covariates: dict[str, Any],
+    rows: Float[Array, "C N"],
 ) -> TaskStatistics:
     """Sum over the observations of tasks; see :func:`tasks_without`."""
-    rows = joined_rows(sites, covariates)
     return task_statistics(at.Y + (joined(sites, values) @ rows).T, at.relative, features, rows)
 
 
@@ -240,7 +251,7 @@ def given_residual(
     """Return dense coefficients at their conditional mean given the weights, or a draw by standard
     normal ``noise``, and the residual.
 
-    :param rows: from :func:`dense_rows`.
+    :param rows: from :func:`covariates_at`.
     :param residual: observations less their location at the weights and current coefficients.
     """
     precision = jnp.ravel(jnp.broadcast_to(at.precision, residual.shape))

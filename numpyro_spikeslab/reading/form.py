@@ -15,6 +15,9 @@ from numpyro_spikeslab.algebra.partition import Partition, joined
 from numpyro_spikeslab.reading.roles import Role
 from numpyro_spikeslab.reading.sites import Pair
 
+# Gram matrices of all tasks are kept up to this many numbers; above, tiles of tasks recompute them.
+GRAM_LIMIT = 2**25
+
 
 class CoefficientSite(NamedTuple):
     """A site of coefficients, with values as arrays of shape (Q, C).
@@ -127,6 +130,11 @@ class Form:
     def shares_features(self) -> bool:
         """Whether all tasks have weights of the same known features."""
         return self.functions is None and self.num_tasks > 1
+
+    @property
+    def keeps_products(self) -> bool:
+        """Whether tasks share a Gram matrix, or have matrices of few numbers."""
+        return self.complete or self.size * self.num_features <= GRAM_LIMIT
 
     @property
     def size(self) -> int:

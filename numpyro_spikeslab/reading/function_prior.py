@@ -26,11 +26,15 @@ Kernels = tuple[tuple[Kernel, ...], Int[Array, " M"]]
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class FunctionPrior:
-    """Prior of M latent functions; theta are the logs of their kernels' parameters."""
+    """Prior of M latent functions; theta are the logs of their kernels' parameters.
+
+    - **is_white** - whether the functions have no order and no mean.
+    """
 
     kernel: Kernels
     mean: Float[Array, "M N"]
     parameters: Parameters = field(metadata={"static": True})
+    is_white: bool = field(metadata={"static": True})
     priors: dict[str, Any]
 
     def covariance(self, m: Any, theta: Float[Array, " P"]) -> Any:
@@ -165,7 +169,7 @@ class KnownFunctions(NamedTuple):
 
     def prior(self, priors: dict[str, Any]) -> FunctionPrior:
         """Their prior, with the distributions of a view."""
-        return FunctionPrior(self.kernel, self.mean, self.parameters, priors)
+        return FunctionPrior(self.kernel, self.mean, self.parameters, self.is_white, priors)
 
     def theta(self, values: dict[str, Any]) -> Any:
         """Logs of the kernels' parameters."""

@@ -21,7 +21,7 @@ from numpyro_spikeslab.algebra.pairs import BLOCK_SIZE, Design
 from numpyro_spikeslab.models.distributions import GaussianFunctions
 from numpyro_spikeslab.reading.candidates import candidates, only_known, settle
 from numpyro_spikeslab.reading.checks import check_trace, check_verdict
-from numpyro_spikeslab.reading.coefficient_rows import covariate_rows, joined_rows, statistics_at
+from numpyro_spikeslab.reading.coefficient_rows import covariate_rows, covariates_at, statistics_at
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.function_prior import KnownFunctions, kernel_of
 from numpyro_spikeslab.reading.linear import dense_rows, shared_rows
@@ -159,7 +159,7 @@ class Reading:
         form = self.form
         if self.design is None or not form.coefficients or not form.constant_covariates:
             return None
-        return _split(self.problem, self.generic, self.design)
+        return _split(self.problem, self.generic, self.design, self.covariates)
 
     @from_data
     def gram_outside(self) -> Any:
@@ -208,12 +208,7 @@ class Reading:
 
     def covariates_at(self, values: dict[str, Any], names: Collection[str]) -> Any:
         """The rows of some coefficients, joined, at given values of the other sites."""
-        sites = self.form.coefficient_sites(names)
-        if not sites:
-            return None
-        if not self.form.constant_covariates:
-            return dense_rows(self.problem, values, sites)
-        return joined_rows(sites, self.covariates)
+        return covariates_at(self.problem, self.covariates, values, names)
 
     def rows_at(self, values: dict[str, Any]) -> Float[Array, "P N"]:
         """The design before whitening at given values of the other sites."""
@@ -221,6 +216,8 @@ class Reading:
 
     def design_at(self, values: dict[str, Any], relative: Any) -> Design:
         """The whitened design at given values of the other sites and relative precisions."""
+        if self.design is not None:
+            return self.design
         return whitened_design(self.form, self.rows_at(values), relative, self.block_size)
 
 
@@ -240,9 +237,10 @@ def _design(problem, values, block_size):
 
 
 @jax.jit
-def _statistics(problem, values, features, covariates):
-    at = view(problem, values)
-    return statistics_at(problem.form.of_tasks, at, values, features, covariates)
+def _statistics(problem, values, features, constant):
+    at, form = view(problem, values), problem.form
+    rows = covariates_at(problem, constant, values, form.coefficients)
+    return statistics_at(form.of_tasks, at, values, features, rows)
 
 
 @jax.jit
@@ -252,9 +250,8 @@ def _products(rows):
 
 
 @jax.jit
-def _split(problem, values, design):
-    form = problem.form
-    rows = dense_rows(problem, values, form.coefficient_sites(form.coefficients))
+def _split(problem, values, design, constant):
+    rows = covariates_at(problem, constant, values, problem.form.coefficients)
     return split(design.rows, whitened(rows, view(problem, values).relative[:, 0]))
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.observations import Grid, Observations
 from numpyro_spikeslab.algebra.pairs import CHANGING_BLOCK_SIZE, Design, Prior, block_design
+from numpyro_spikeslab.algebra.task_sweeps import TaskSums
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.likelihood import Observed
 from numpyro_spikeslab.reading.model_run import Problem
@@ -67,6 +68,33 @@ class View(NamedTuple):
     def over_tasks(self, x: Float[Array, " Q *K"]) -> Float[Array, " N *K"]:
         """Compute ``sum_q z_nq x_q``."""
         return self.layout.over_tasks(self.relative, x)
+
+    def sums(self, mean: Float[Array, "M N"], var: Float[Array, "M N"]) -> TaskSums:
+        """Sum over the observations of tasks, from means and variances of their features."""
+        return TaskSums.of(self.Y, self.relative, mean, var)
+
+    def sweep(
+        self, features: tuple[Any, Any], weights: Any, update: Any, sums: TaskSums | None = None
+    ) -> tuple[Any, Float[Array, " Q"]]:
+        """Visit the weights of all tasks in turn; return the outcome of the update, and expected
+        sums of squared residuals of each task.
+
+        :param features: means and variances, `None` for variances of zero.
+        :param weights: a family or draws, which are written over.
+        :param sums: :meth:`sums` of the features, where they have been computed.
+        """
+        settings = 1 / self.sigma2, self.prior, update
+        if sums is not None:
+            return sums.sweep(weights, *settings)
+        return self.layout.sweep((self.Y, self.relative), features, weights, *settings)
+
+    def expected_squares(
+        self, features: tuple[Float[Array, "M N"], Float[Array, "M N"]], weights: Any
+    ) -> Float[Array, " Q"]:
+        """Compute the squares of :meth:`sweep` in O(NQM), where :meth:`sums` take O(NQM^2)."""
+        mean, var = features
+        spread = weights.product_variance(*(self.over_points(x).T for x in (mean**2, var)))
+        return self.squares(self.residual(weights.mean, mean)) + jnp.sum(spread, axis=1)
 
     def residual(self, w: Float[Array, "Q M"], phi: Float[Array, "M N"]) -> Any:
         """Subtract the functions ``phi`` that weights mix from the observations."""

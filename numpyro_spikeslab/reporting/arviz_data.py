@@ -34,6 +34,9 @@ RESERVED = ("summary", "ci_bound", "variable", "label")
 PRIOR = "prior_inclusion"
 """Prefix of the constant data with the prior inclusion probabilities of weights."""
 
+GROUP = "group"
+"""Prefix of the constant data with the label of each weight's group."""
+
 CHAIN_DIAGNOSTICS = ("ess_bulk", "ess_tail", "r_hat", "mcse_mean", "mcse_sd")
 
 Methods = Mapping[str, Any]
@@ -66,6 +69,12 @@ def plates(draws: xr.DataArray, without: str = "") -> list[str]:
 def sample_stats(data: xr.DataTree) -> xr.Dataset:
     """Return the statistics of the draws, without variables if there are none."""
     return data.children.get("sample_stats", xr.DataTree()).to_dataset()
+
+
+def constant(data: xr.DataTree, prefix: str, like: xr.DataArray) -> xr.DataArray | None:
+    """Return the constant data of a variable with this prefix, None if there are none."""
+    constants = data.children.get("constant_data", xr.DataTree()).to_dataset()
+    return constants.get(f"{prefix}.{like.name}")
 
 
 def pairs(draws: xr.Dataset) -> list[str]:
@@ -142,21 +151,6 @@ def mean(draws: xr.DataArray) -> xr.DataArray:
 def inclusion(data: xr.DataTree, name: str) -> xr.DataArray:
     """Return posterior inclusion probabilities, Rao-Blackwellised where they are stored."""
     return mean(inclusion_draws(data, name))
-
-
-def prior_inclusion(data: xr.DataTree, prior: Any, like: xr.DataArray) -> xr.DataArray | None:
-    """Return prior inclusion probabilities in the shape of others, None if they are not known.
-
-    :param prior: a number or an array; None for the one in the constant data, if any.
-    """
-    if prior is None:
-        constants = data.children.get("constant_data", xr.DataTree()).to_dataset()
-        stored = constants.get(f"{PRIOR}.{like.name}")
-        return None if stored is None else align_to("data", stored, like)
-    prior = align_to(PRIOR, xr.full_like(like, prior) if np.ndim(prior) == 0 else prior, like)
-    if not ((prior > 0) & (prior < 1)).all():
-        raise bad(PRIOR, f"{prior.values!s:.200}", "probabilities in (0, 1)")
-    return prior
 
 
 def function_plate(draws: xr.Dataset, weights: str, functions: str) -> str:
@@ -312,38 +306,31 @@ def statistics(draws: xr.Dataset) -> xr.Dataset:
     """Compute ``arviz_stats.summary`` along a dimension ``summary``, NaN where no chain moves."""
     check_plates(draws, RESERVED)
     dims = sample_dims(draws)
+    kept, places = {}, {}
+    for name, values in draws.data_vars.items():
+        flat = values.transpose(*dims, ...).values
+        flat = flat.reshape(*flat.shape[: len(dims)], -1)
+        # an element takes a millisecond, and weights that are never in, mostly all, have the same
+        moves = flat.any(axis=tuple(range(len(dims))))
+        which = np.append(np.flatnonzero(moves), np.flatnonzero(~moves)[:1])
+        kept[name] = [*dims, f"{name}_element"], flat[..., which]
+        places[name] = np.where(moves, np.cumsum(moves) - 1, len(which) - 1)
     kind = "all" if "chain" in dims else "stats"
     with np.errstate(divide="ignore", invalid="ignore"):
         table = arviz_stats.summary(
-            draws, sample_dims=dims, kind=kind, fmt="xarray", round_to="none"
+            xr.Dataset(kept), sample_dims=dims, kind=kind, fmt="xarray", round_to="none"
         )
-    if "chain" in dims:
-        # ArviZ reports all draws as effective there, or an R-hat of 1e15
-        for name, values in draws.data_vars.items():
+    rows = xr.Dataset()
+    for name, values in draws.data_vars.items():
+        like = values.isel(dict.fromkeys(dims, 0), drop=True)
+        cells = table[name].transpose("summary", ...).values[:, places[name]]
+        like = like.expand_dims(summary=table["summary"].values)
+        rows[name] = like.copy(data=cells.reshape(like.shape))
+        if "chain" in dims:
+            # ArviZ reports all draws as effective there, or an R-hat of 1e15
             still = is_constant(values, ["draw"]).all("chain")
-            table[name] = table[name].where(~(still & table["summary"].isin(CHAIN_DIAGNOSTICS)))
-    return table
-
-
-def inclusion_statistics(data: xr.DataTree, name: str, prior: Any = None) -> xr.DataArray:
-    """Compute the inclusion probability of a pair with its Monte Carlo diagnostics, and Bayes
-    factors if that of the prior is known."""
-    draws = inclusion_draws(data, name)
-    dims = sample_dims(draws)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        mcse = arviz_stats.mcse(draws, sample_dims=dims, method="mean")
-    # draws that are all 0 or all 1 do not show how rare the other value is
-    unknown = is_constant(draws, dims) & draws.isin([0, 1]).all(dims)
-    rows = {"inclusion": mean(draws), "mcse_inclusion": mcse.where(~unknown)}
-    if (prior := prior_inclusion(data, prior, rows["inclusion"])) is not None:
-        with np.errstate(divide="ignore", invalid="ignore"):
-            odds, prior_odds = (p / (1 - p) for p in (rows["inclusion"], prior))
-            rows["bayes_factor"] = odds / prior_odds
-    if "chain" in dims:
-        rows["flips"] = abs(spike_draws(data, name).diff("draw")).sum("draw").mean("chain")
-        spread = draws.mean("draw").std("chain", ddof=1) if draws.sizes["chain"] > 1 else np.nan
-        rows["between_chain_sd"] = xr.zeros_like(rows["inclusion"]) + spread
-    return xr.concat(rows.values(), "summary").assign_coords(summary=list(rows))
+            rows[name] = rows[name].where(~(still & rows["summary"].isin(CHAIN_DIAGNOSTICS)))
+    return rows
 
 
 def to_frame(values: xr.DataArray, dim: str = "summary") -> pd.DataFrame:

@@ -12,8 +12,9 @@ from numpyro_spikeslab.algebra import correlation
 from numpyro_spikeslab.algebra.correlation import COVERAGE, MIN_CORRELATION, twins
 from numpyro_spikeslab.reporting import arviz_data
 from numpyro_spikeslab.reporting.arviz_data import SETS, pairs, plates, posterior
+from numpyro_spikeslab.reporting.weights import group_labels, groups_of, prior_inclusion
 from numpyro_spikeslab.support.messages import bad
-from numpyro_spikeslab.support.tabular import as_numbers
+from numpyro_spikeslab.support.tabular import as_numbers, in_pandas
 
 MORE_OFTEN = 1.5
 """Least ratio of a column's inclusion in draws without members to that in draws with one.
@@ -44,6 +45,9 @@ def credible_sets(
     columns of one effect take turns. Sets are disjoint. An effect that no correlated columns
     explain has no set.
 
+    A group of weights (see :func:`summary`) is one member. Its correlation with others is that of
+    its columns' sum, weighted by posterior means. Weights that are always in are left out.
+
     Chains must mix to distinguish the columns of one effect from those of another. For a factorised
     fit, whose draws give sets that are too small, see :meth:`PairedGuide.credible_sets()
     <numpyro_spikeslab.PairedGuide.credible_sets>`.
@@ -51,7 +55,8 @@ def credible_sets(
     :param data: ArviZ data of Markov chains or variational draws.
     :param var_name: a spike-and-slab weight with one plate.
     :param X: the table that the weights multiply, in any units, shape (N, P): numpy array, or
-        DataFrame whose columns are the labels of the weight, or label it if it is merely numbered.
+        DataFrame of any library, whose columns are the labels of the weight, or label it if it is
+        merely numbered.
     :param coverage: least probability of a set, in (0, 1].
     :param min_correlation: least absolute correlation, in [0, 1]. The default is SuSiE's.
     :returns: a DataFrame with one row per set: ``members``, a tuple of labels, the most included
@@ -75,8 +80,8 @@ def credible_sets(
     """
     correlation.check_limits(coverage, min_correlation)
     spikes = flat_spikes(data, var_name)
-    table, labels = columns_of(X, spikes)
-    unit, included = correlation.unit_columns(table), spikes.values > 0
+    table, labels, included = units(data, posterior(data)[var_name], spikes, X)
+    unit = correlation.unit_columns(table)
     rows = [
         (
             tuple(labels[member] for member in members),
@@ -104,8 +109,29 @@ def flat_spikes(data: xr.DataTree, name: str) -> xr.DataArray:
     return spikes.stack(all_draws=arviz_data.sample_dims(draws)).transpose("all_draws", ...)
 
 
+def units(
+    data: xr.DataTree, weights: xr.DataArray, spikes: xr.DataArray, X: Any
+) -> tuple[np.ndarray, list, np.ndarray]:
+    """Return columns, labels and draws of inclusion of weights and groups that may be out."""
+    table, labels = columns_of(X, spikes)
+    included, effects = spikes.values > 0, arviz_data.mean(weights)
+    titles = group_labels(data, weights)
+    groups = None if titles is None else titles.values
+    numbers, distinct, first = groups_of(groups, included.mean(axis=0))
+    columns, names = table[:, first], [labels[place] for place in first]
+    for group in np.flatnonzero(np.bincount(numbers) > 1):
+        members = np.flatnonzero(numbers == group)
+        columns[:, group] = table[:, members] @ effects.values[members]
+        names[group] = distinct[group]
+    prior = prior_inclusion(data, None, effects)
+    may_be_out = np.ones(len(first), bool) if prior is None else prior.values[first] != 1
+    names = [name for name, kept in zip(names, may_be_out, strict=True) if kept]
+    return columns[:, may_be_out], names, included[:, first[may_be_out]]
+
+
 def columns_of(X: Any, spikes: xr.DataArray) -> tuple[np.ndarray, list]:
     """Return the columns of ``X`` in the order of the weights, and the labels of the weights."""
+    X = in_pandas("X", X)
     table, plate = as_numbers("X", X), spikes.dims[1]
     labels = spikes.indexes[plate]
     if table.ndim != 2 or table.shape[1] != len(labels) or len(table) < 2:

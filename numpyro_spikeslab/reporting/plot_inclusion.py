@@ -12,6 +12,7 @@ import xarray as xr
 from numpyro_spikeslab.reporting import arviz_data, pictures
 from numpyro_spikeslab.reporting.arviz_data import WEIGHTS, Methods, inclusion, posterior
 from numpyro_spikeslab.reporting.pictures import GREY, LETTER, LITERAL, MAX_HEIGHT, ROW, label_ticks
+from numpyro_spikeslab.reporting.weights import group_labels, groups_of, inclusion_statistics
 from numpyro_spikeslab.support.messages import bad
 
 WIDTH, INDEX_WIDTH, INDEX_HEIGHT = 5.5, 8.0, 3.2
@@ -37,11 +38,11 @@ def plot_inclusion(
 ) -> PlotCollection:
     """Plot the inclusion probability of every spike-and-slab weight.
 
-    There is one panel per variable with one row per weight. A bar reaches two Monte Carlo standard
-    errors (``mcse_inclusion`` of :func:`~numpyro_spikeslab.summary`) to either side. If the rows
-    would take more than 30 inches and ``top`` is None, points without bars are drawn along the
-    horizontal axis instead, with the names of weights above the threshold, in any of the methods or
-    the reference, the most included first, as many as there is room for.
+    There is one panel per variable with one row per weight, or per group of weights. A bar reaches
+    two Monte Carlo standard errors (``mcse_inclusion`` of :func:`~numpyro_spikeslab.summary`) to
+    either side. If the rows would take more than 30 inches and ``top`` is None, points without bars
+    are drawn along the horizontal axis instead, with the names of weights above the threshold, in
+    any of the methods or the reference, the most included first, as many as there is room for.
 
     :param data: ArviZ data, or several by the name of the method, overlaid with a legend.
     :param var_names: the weights to plot; all pairs of the (first) posterior by default.
@@ -101,17 +102,21 @@ def plot_inclusion(
 def table_of(methods: Methods, name: str, reference: xr.DataArray | float) -> xr.DataArray:
     """Return inclusion, its Monte Carlo error and the reference, by method and element."""
     rows = ["inclusion", "mcse_inclusion"]
-    parts = (
-        arviz_data.inclusion_statistics(tree, name).sel(summary=rows) for tree in methods.values()
-    )
+    parts = (inclusion_statistics(tree, name).sel(summary=rows) for tree in methods.values())
     table = arviz_data.by_method(parts, methods)
     ticks = (xr.zeros_like(table.isel(summary=0)) + reference).assign_coords(summary="reference")
     table = xr.concat([table, ticks], "summary").transpose("summary", "model", ...)
     plates, element = list(map(str, table.dims[2:])), f"{name}_element"
     labels = [", ".join(map(str, at)) for at in product(*(table[dim].values for dim in plates))]
+    cells = table.values.reshape(*table.shape[:2], -1)
+    first = next(iter(methods.values()))
+    groups = group_labels(first, posterior(first)[name])
+    if groups is not None:
+        _, labels, places = groups_of(groups.values, cells[0].max(axis=0))
+        cells = cells[..., places]
     axis = xr.Variable(element, labels, {"long_name": ", ".join(plates) or name})
     return xr.DataArray(
-        table.values.reshape(*table.shape[:2], -1),
+        cells,
         {"summary": table["summary"].values, "model": list(methods), element: axis},
         ["summary", "model", element],
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from numpyro_spikeslab.reporting import arviz_data
+from numpyro_spikeslab.reporting import arviz_data, weights
 from numpyro_spikeslab.reporting.arviz_data import inclusion, mean, pairs, plates, posterior
 from numpyro_spikeslab.reporting.credible_sets import alternatives
 from numpyro_spikeslab.support.messages import bad
@@ -27,6 +27,7 @@ def summary(
     *,
     top: int | None = None,
     prior_inclusion: Any = None,
+    ratios: bool = False,
 ) -> pd.DataFrame:
     """Summarise a posterior, with the inclusion probabilities of its spike-and-slab weights.
 
@@ -37,15 +38,25 @@ def summary(
     - ``inclusion``: posterior probability that the weight is not zero, the mean of the
       Rao-Blackwellised probabilities if ``sample_stats`` has them, else of the indicator;
     - ``mcse_inclusion``: its Monte Carlo standard error; NaN if all draws are 0 or all are 1;
-    - ``bayes_factor``, if the prior is known: posterior odds of inclusion divided by prior odds;
-      infinite if ``inclusion`` is 1. Factors above 20 are strong evidence, below 1 / 20 against;
+    - ``prior_inclusion``, if it is known: prior probability, 1 for a weight that is always in;
+    - ``bayes_factor``, likewise: posterior odds of inclusion divided by prior odds; infinite if
+      ``inclusion`` is 1, NaN if the prior is 0 or 1. Factors above 20 are strong evidence, below
+      1 / 20 against;
+    - ``effect``, ``effect_sd`` and the ends of its interval, ``effect_eti89_lb`` and
+      ``effect_eti89_ub``: the weight given inclusion, that is among the draws that include it; NaN
+      if none does. ``mean`` and ``sd`` are those of all draws, zeros included;
     - ``flips``: how often the indicator changed, averaged over chains;
-    - ``between_chain_sd``: standard deviation over chains of the inclusion probability in each. A
-      value several times ``mcse_inclusion``, or near 0.5, means that chains are stuck in different
-      models;
+    - ``between_chain_sd``: standard deviation over chains of the inclusion probability in each.
+      More than 0.2 means that chains are stuck in different models, or too short;
     - ``alternatives``, for draws with the statistics of :func:`add_variational_stats`: labels of
       the weights that could carry the effect instead, the most probable first. CAVI picks one of
-      several correlated columns; chains visit all, see :func:`credible_sets`.
+      several correlated columns; chains visit all, see :func:`credible_sets`;
+    - those of :func:`sparse_regression`: ``credible_set``, the number of the weight's 95% credible
+      set, and ``cavi``, the inclusion probability of the fit.
+
+    Weights that share a label in ``data["constant_data"]["group.w"]``, such as the columns of a
+    term of a formula, are a group: one row has its inclusion, and the rows of its weights, which
+    follow, have their means and effects.
 
     Diagnostics of chains are NaN if no chain moves, and left out for variational draws, which are
     independent. Call :func:`align` before summarising latent functions or their weights, whose
@@ -55,17 +66,21 @@ def summary(
     :param var_names: variables to summarise; by default all except indicators and slabs of pairs.
     :param round_to: decimals, but none for effective sample sizes. None keeps all digits.
     :param coords: labels to keep by dimension, ``{"point": [0, 100]}``; all by default.
-    :param top: number of weights of each pair to keep, by decreasing inclusion probability; all in
-        their own order by default.
+    :param top: number of weights of each pair to keep, a group counted once, by decreasing
+        inclusion probability; all in their own order by default.
     :param prior_inclusion: prior probability that a weight is not zero, in (0, 1), for Bayes
         factors: a number, or an array in the shape of the pair in ``var_names``; 1 / (1 + b) if the
         probability is a site with the prior Beta(1, b). The default is
         ``data["constant_data"]["prior_inclusion.w"]`` for the pair ``w``, which
         :func:`sparse_regression` stores.
+    :param ratios: for :func:`sparse_regression`, whether to exponentiate effects and their
+        intervals: columns ``odds_ratio``, ``odds_ratio_eti89_lb`` and so on of logit and Binomial
+        likelihoods, ``rate_ratio`` of counts, in place of ``effect``. The ratio of the mean effect
+        is the geometric mean of the ratios.
     :returns: a DataFrame with one row per element, labelled by variable and coordinates.
     :raises ValueError: if ``data`` has no posterior, if names, ``coords`` or ``top`` do not exist
-        in it, or if inclusion probabilities, those of the prior too, have another shape or other
-        labels than their weight.
+        in it, if its likelihood has no ratios, or if inclusion probabilities, those of the prior
+        too, have another shape or other labels than their weight.
 
     >>> import arviz_base, numpy as np
     >>> from numpyro_spikeslab import summary
@@ -78,28 +93,32 @@ def summary(
     """
     arviz_data.check_top(top)
     draws = posterior(data)
-    weights = pairs(draws)
-    parts = {f"{name}_{part}" for name in weights for part in ("spike", "slab")}
-    names = arviz_data.select(draws, var_names, [str(name) for name in draws if name not in parts])
+    paired = pairs(draws)
+    others = {f"{name}_{part}" for name in paired for part in ("spike", "slab")}
+    names = arviz_data.select(draws, var_names, [str(name) for name in draws if name not in others])
     coords = coords or {}
     check_coords(coords, draws[names])
     table = arviz_data.statistics(selected(draws[names], coords))
+    ratio = weights.ratio_name(data) if ratios else None
     frames = []
     for name in names:  # one by one: labels are wrong if dimensions are in different orders
-        values = table[name]
-        if name in weights:
-            inclusions = arviz_data.inclusion_statistics(data, name, prior_inclusion)
-            inclusions = selected(inclusions.to_dataset(name=name), coords)[name]
-            values = xr.concat([values, inclusions], "summary")
-        frame = arviz_data.to_frame(values).T
-        if name in weights:
-            frame = frame.iloc[arviz_data.most_included(frame["inclusion"], top)]
-        frames.append(frame)
+        if name not in paired:
+            frames.append(arviz_data.to_frame(table[name]).T)
+            continue
+        effects = weights.effect_statistics(data, name, ratio)
+        of_groups = weights.group_statistics(data, name, prior_inclusion)
+        parts = [selected(effects, coords), table[name], selected(of_groups, coords)]
+        rows = arviz_data.to_frame(xr.concat(parts, "summary").rename(name)).T
+        labels = weights.group_labels(data, draws[name])
+        labels = None if labels is None else selected(labels, coords).values
+        columns = of_groups["summary"].values.tolist()
+        frames.append(weights.by_group(rows, name, labels, columns, top))
     frame = pd.concat(frames)
-    others = alternatives(data) if set(names) & set(weights) else None
-    if others is not None:
-        frame["alternatives"] = [others.get(label, "") for label in frame.index]
+    instead = alternatives(data) if set(names) & set(paired) else None
+    if instead is not None:
+        frame["alternatives"] = [instead.get(label, "") for label in frame.index]
     middle = [column for column in frame.columns if column not in FIRST + LAST]
+    middle.sort(key=lambda column: not column.startswith(ratio or "effect"))
     frame = frame[[column for column in FIRST + middle + LAST if column in frame.columns]]
     if round_to is None:
         return frame
@@ -116,7 +135,7 @@ def check_coords(coords: Mapping[Hashable, Any], draws: xr.Dataset) -> None:
         raise bad("coords", f"the dimensions {unknown}", f"some of {sorted(names)}", remedy)
 
 
-def selected(draws: xr.Dataset, coords: Mapping[Hashable, Any]) -> xr.Dataset:
+def selected(draws: Any, coords: Mapping[Hashable, Any]) -> Any:
     """Keep the labels in ``coords``, or refuse those that do not exist."""
     labels = {
         dim: labels if isinstance(labels, slice) else np.atleast_1d(labels)

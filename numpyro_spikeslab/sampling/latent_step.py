@@ -11,14 +11,14 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
 from numpyro_spikeslab.algebra.observations import Sparse
+from numpyro_spikeslab.algebra.pairs import Draw, Draws
 from numpyro_spikeslab.algebra.sparse_sums import over_blocks
-from numpyro_spikeslab.models.primitives import weights
+from numpyro_spikeslab.algebra.variates import logistic_and_normal
 from numpyro_spikeslab.reading.function_prior import KnownFunctions
 from numpyro_spikeslab.reading.roles import SlabRole
 from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.sampling.current import Current
 from numpyro_spikeslab.sampling.function_state import Fixed, State
-from numpyro_spikeslab.sampling.pair_draws import draw_tasks
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ class LatentStep(Current):
     def draw_weights(self, key: Array, now: tuple[Any, Any]) -> tuple[Any, Any, dict[str, Any]]:
         """Draw spikes and slabs; also return the probability with which each spike is drawn."""
         (pair,) = self.reading.form.pairs
-        spikes, slabs, inclusion = draw_tasks(key, self.at, self.phi, weights(*now))
+        before, update = Draws.of(*now), Draw(logistic_and_normal(key, now[1]))
+        (spikes, slabs, inclusion), _ = self.at.sweep((self.phi, None), before, update)
         shaped = {pair.name: inclusion.reshape(pair.shape).astype(float)}
         return spikes.astype(slabs.dtype), slabs, shaped
 
@@ -84,15 +85,15 @@ def draw_rows(key: Array, at: View, phi: Float[Array, "M N"], w: Float[Array, "Q
     """Draw white functions of a sparse table, jointly at each row, given the weights."""
     assert isinstance(at.layout, Sparse)
     side, (M, N) = at.layout.by_rows, phi.shape
-    features = w, jnp.zeros((len(w), 0), w.dtype), 1 / at.sigma2
     noise = random.normal(key, (N, M), phi.dtype)
 
-    def draw(sums, rows):
+    def draw(sums, noise):
         root = jnp.linalg.cholesky(sums.G + jnp.eye(M, dtype=sums.G.dtype))
-        white = solve_triangular(root, sums.b[..., None], lower=True) + noise[rows][..., None]
+        white = solve_triangular(root, sums.b[..., None], lower=True) + noise[..., None]
         return solve_triangular(root, white, lower=True, trans=1)[..., 0]
 
-    return over_blocks(side, N, features, at.Y, at.relative, draw).T
+    features, data = (w, None, 1 / at.sigma2), (at.Y, at.relative)
+    return over_blocks(side, N, features, data, draw, noise).T
 
 
 def recruit(

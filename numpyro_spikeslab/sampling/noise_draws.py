@@ -59,10 +59,8 @@ def draw_noise(key: Array, now: Current, sweeps: Sweeps) -> Current:
         return now
     (role,), relative, (spikes, slabs) = now.roles(NoiseRole), at.relative[:, 0], now.weights()
     index, value, scales = now.index(role), now.values[role.site], jnp.sqrt(at.prior.variance[0])
-    before, design = (value, slabs[0]), reading.design
-    if design is None:
-        # not in a branch, which could not store it
-        design = reading.design_at(now.values, relative)
+    # not in a branch, which could not store it
+    before, design = (value, slabs[0]), reading.design_at(now.values, relative)
 
     def step():
         rows, deviation, _ = now.coefficients(now.values)

@@ -13,10 +13,8 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra import flips
 from numpyro_spikeslab.algebra.active_set import CollapsedRegression
 from numpyro_spikeslab.algebra.coefficients import split, whitened
-from numpyro_spikeslab.algebra.observations import Grid
 from numpyro_spikeslab.algebra.pairs import (
     MAX_ALL,
-    Design,
     Draw,
     Draws,
     Prior,
@@ -26,8 +24,7 @@ from numpyro_spikeslab.algebra.pairs import (
 from numpyro_spikeslab.algebra.part_of_columns import sweep_some
 from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.pattern_sweeps import gibbs_sweep
-from numpyro_spikeslab.algebra.sparse_sums import over_blocks
-from numpyro_spikeslab.algebra.task_sweeps import TaskSums, masked_sweep, task_sweep
+from numpyro_spikeslab.algebra.task_sweeps import task_sweep
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 from numpyro_spikeslab.models.primitives import weights
 from numpyro_spikeslab.reading.coefficient_rows import (
@@ -36,7 +33,6 @@ from numpyro_spikeslab.reading.coefficient_rows import (
     joined,
     tasks_without,
 )
-from numpyro_spikeslab.reading.view import View
 from numpyro_spikeslab.sampling.current import Current
 
 DrawCoefficients = Callable[[Array, Array], tuple[dict[str, Any], Float[Array, " Q"]]]
@@ -103,9 +99,8 @@ def _draw_columns(
     :return: spikes, slabs and inclusion probabilities; and the draw of the coefficients.
     """
     reading, at, current = now.reading, now.at, weights(*now.weights())[0]
-    design, sets, key_part = reading.design, reading.form.sets, None
-    if design is None:
-        design = reading.design_at(now.values, at.relative[:, 0])
+    sets, key_part = reading.form.sets, None
+    design: Any = reading.design_at(now.values, at.relative[:, 0])
     if not sets.stacks and current.size > MAX_ALL:
         key, key_part = random.split(key)
         # else XLA copies a design that is a constant into each branch of each choice
@@ -118,7 +113,6 @@ def _draw_columns(
         # integrated out, for given them a column that is far from centred hardly ever gets in
         columns = columns_without(now.covariates, at, now.values, sites, design, reading.split)
         design, target = columns.design, columns.residual
-        assert isinstance(design, Design)
         if gram is not None:
             span = feature_rows(design, current.size)[:, at.Y.shape[0] :]
             gram = gram + span @ span.T
@@ -126,8 +120,7 @@ def _draw_columns(
     prior = reading.form.pairs[0].prior(Prior(*(x[0] for x in at.prior)))
     numbers = flips.Numbers.draw(key, current) if moves and sets.alone.sum() > 1 else None
     noise = logistic_and_normal(key, current) if numbers is None else numbers.pairs
-    spikes, slabs = (x[0] for x in now.weights())
-    drawn = Draws(spikes.astype(int), slabs, spikes)
+    drawn = Draws.of(*(x[0] for x in now.weights()))
     problem = CollapsedRegression(design, gram, target, 1 / at.sigma2[0], prior)
     if single:
         residual = target - predictor(design, current)
@@ -171,14 +164,14 @@ def _draw_table(key: Array, now: Current) -> tuple[Draws, DrawCoefficients]:
     """Draw the pairs of tasks that share or mix features; see :func:`_draw_columns`."""
     reading, at, form = now.reading, now.at, now.reading.form
     phi = now.values[str(form.functions)] if reading.features is None else reading.features
-    sites, tasks, current = form.coefficient_sites(now.own_sites), None, weights(*now.weights())
+    sites, tasks, current = form.coefficient_sites(now.own_sites), None, Draws.of(*now.weights())
+    update = Draw(logistic_and_normal(key, current.slabs))
     if sites and form.of_tasks:
         statistics = reading.task_statistics if sites == form.of_tasks else None
-        tasks = tasks_without(sites, at, now.values, phi, reading.covariates, statistics)
-        update = Draw(logistic_and_normal(key, current))
+        tasks = tasks_without(sites, at, now.values, phi, now.covariates, statistics)
         drawn = task_sweep(tasks.sums(), current, 1 / at.sigma2, at.prior, update)
     else:
-        drawn = draw_tasks(key, at, phi, current)
+        drawn, _ = at.sweep((phi, None), current, update)
 
     def draw_coefficients(key, w):
         if not sites:
@@ -195,26 +188,3 @@ def _draw_table(key: Array, now: Current) -> tuple[Draws, DrawCoefficients]:
         return new, without.squares(without.residual(w, phi))
 
     return drawn, draw_coefficients
-
-
-def draw_tasks(
-    key: Array, at: View, phi: Float[Array, "M N"], current: Float[Array, "Q M"]
-) -> Draws:
-    """Draw the weights of tasks that share or mix the features ``phi``.
-
-    Memory grows with the observations: Gram matrices belong to all tasks together, to a tile of
-    tasks, or to a block of the columns of a sparse table.
-    """
-    update, now = Draw(logistic_and_normal(key, current)), (current, 1 / at.sigma2, at.prior)
-    if isinstance(at.layout, Grid) and at.relative.shape[1] > 1:
-        return masked_sweep((phi, None, at.Y, at.relative), *now, update)[0]
-    if isinstance(at.layout, Grid):
-        return task_sweep(TaskSums.of(at.Y, at.relative, phi), *now, update)
-
-    def draw(sums, columns):
-        # all columns may have one row of the prior
-        parts = jax.tree.map(lambda x: x[columns % len(x)], (*now, update))
-        return task_sweep(sums._replace(c=None), *parts)
-
-    features = phi.T, jnp.zeros((phi.shape[1], 0), phi.dtype), jnp.ones_like(phi[0])
-    return over_blocks(at.layout.by_columns, len(current), features, at.Y, at.relative, draw)

@@ -13,3 +13,8 @@ def bad(name: str, got: Any, expected: str, remedy: str = "") -> ValueError:
     :param remedy: a sentence with the remedy.
     """
     return ValueError(f"{name}: got {got}, expected {expected}.{remedy and ' ' + remedy}")
+
+
+def some(values: list[Any]) -> str:
+    """Return the first values of a list, and how many there are if they are more."""
+    return f"{values[:5]}" if len(values) < 6 else f"{values[:5]}, the first of {len(values)}"

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and vectors of numbers; errors name the row and the column of a wrong entry."""
+"""Tables and vectors of numbers, of any library; errors name row and column of a wrong entry."""
 
+from collections.abc import Mapping
 import datetime
 from decimal import Decimal
 from numbers import Real
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import jax
 
 from numpyro_spikeslab.support.messages import bad
+
+# late elsewhere, for the package is imported without it
+if TYPE_CHECKING:
+    import pandas as pd
 
 DATES = datetime.date, datetime.timedelta, np.datetime64, np.timedelta64
 UNIT = (
@@ -28,8 +33,60 @@ def is_array(values: Any) -> bool:
     return isinstance(values, np.ndarray | jax.Array) and values.dtype.kind not in "OSTUMmc"
 
 
+def in_pandas(argument: str, values: Any) -> Any:
+    """Return tables and series of any library as those of pandas, a mapping as a series.
+
+    All else stays as it is.
+
+    :raises ValueError: if rows are not in memory.
+    """
+    import narwhals.stable.v2 as nw
+    import pandas as pd
+
+    labels = row_labels(values)
+    if isinstance(values, Mapping):
+        return pd.Series([*values.values()], labels)
+    if isinstance(values, pd.DataFrame | pd.Series):
+        return values
+    read = nw.from_native(values, pass_through=True, allow_series=True)
+    if isinstance(read, nw.LazyFrame):
+        got = f"a {type(values).__name__}, whose rows are not in memory"
+        raise bad(argument, got, "a table", f"{argument}.collect() or .compute() reads them.")
+    if isinstance(read, nw.Series):
+        return pd.Series(_column(read), labels)
+    if isinstance(read, nw.DataFrame):
+        return pd.DataFrame({x.name: _column(x) for x in read.iter_columns()}, labels)
+    return values
+
+
+def _column(series: Any) -> Any:
+    """Return a series of narwhals as an array of pandas, categories in their order."""
+    import narwhals.stable.v2 as nw
+    import pandas as pd
+
+    dtype: Any = None
+    if isinstance(series.dtype, nw.Enum):
+        dtype = pd.CategoricalDtype([*series.dtype.categories])
+    elif isinstance(series.dtype, nw.Categorical):
+        dtype = "category"
+    values = series.to_list() if series.dtype.is_nested() else series.to_numpy()
+    return pd.Series(values, dtype=dtype).array
+
+
+def row_labels(values: Any) -> "pd.Index | None":
+    """Return the labels of rows or of entries, which pandas and mappings have, else `None`."""
+    import pandas as pd
+
+    if isinstance(values, Mapping):
+        return pd.Index([*values], dtype=object)
+    # a list has a method of this name
+    index = getattr(values, "index", None)
+    return index if isinstance(index, pd.Index) else None
+
+
 def check_kind(argument: str, values: Any) -> None:
     """Refuse masks, dates and categories, which a conversion to numbers would ignore."""
+    values = in_pandas(argument, values)
     if np.ma.is_masked(values):
         raise bad(argument, f"{np.ma.count_masked(values)} masked values", "none", GAPS)
     # a DataFrame has one for each column
@@ -49,10 +106,10 @@ def as_numbers(argument: str, values: Any, may_miss: bool = False) -> np.ndarray
     :raises ValueError: at the first other entry, with its row and column, by their labels if
         ``values`` has labels.
     """
+    values = in_pandas(argument, values)
     check_kind(argument, values)
     array = np.asarray(values)
     if array.dtype.kind not in "biuf":
-        # late, for the package is imported without it
         import pandas as pd
 
         is_missing = pd.isna(array)

@@ -9,8 +9,9 @@ import numpy as np
 import pandas as pd
 
 from numpyro_spikeslab.algebra.heredity import Heredity
+from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
-from numpyro_spikeslab.tables.checks import Axis
+from numpyro_spikeslab.support.tabular import row_labels
 
 PER_EXPECTED = 10
 """Columns, and rows, for each column that is expected to matter by default. Few rows tell of few
@@ -22,11 +23,13 @@ class TableColumns(NamedTuple):
     """How each column of a table enters.
 
     - **always** - whether a column is always in.
+    - **labels** - the group of each column, which is its own name if it is alone.
     - **numbers** - for each of the other columns the number of its group, of one column or more.
     - **probabilities** - prior inclusion probabilities of groups; `None` if they are learned.
     """
 
     always: Bool[np.ndarray, " P"]
+    labels: list[str]
     numbers: Int[np.ndarray, " S"]
     probabilities: Float[np.ndarray, " G"] | None
 
@@ -95,17 +98,18 @@ def checked_columns(names: pd.Index, always: Any, groups: Any, inclusion: Any) -
     is_always[find_columns("always", labels, names)] = True
     if is_always.all():
         raise bad("always", "all columns of X", "some of them")
-    numbers = np.arange(len(names)) if groups is None else group_numbers(groups, names)
+    numbers, titles = group_numbers([] if groups is None else groups, names)
     if (shared := np.intersect1d(numbers[is_always], numbers[~is_always])).size:
         members = names[np.isin(numbers, shared)].tolist()
         raise bad("always", f"a part of the group {members!s:.200}", "all of it or none")
+    labels = group_labels(numbers, titles, names)
     _, first, index = np.unique(numbers[~is_always], return_index=True, return_inverse=True)
     if inclusion is None:
-        return TableColumns(is_always, index, None)
+        return TableColumns(is_always, labels, index, None)
     probabilities = prior_probabilities(inclusion, names)[~is_always]
     if (probabilities != probabilities[first][index]).any():
         raise bad("inclusion", "several probabilities in a group", "one for each group")
-    return TableColumns(is_always, index, probabilities[first])
+    return TableColumns(is_always, labels, index, probabilities[first])
 
 
 def find_columns(argument: str, labels: Any, names: pd.Index) -> Int[np.ndarray, " K"]:
@@ -116,25 +120,33 @@ def find_columns(argument: str, labels: Any, names: pd.Index) -> Int[np.ndarray,
     return np.array([names.get_loc(label) for label in labels], int)
 
 
-def group_numbers(groups: Any, names: pd.Index) -> Int[np.ndarray, " P"]:
-    """Return a number for each column, the same for columns of a group."""
+def group_numbers(groups: Any, names: pd.Index) -> tuple[Int[np.ndarray, " P"], np.ndarray]:
+    """Return for each column a number and a title, the same for columns of a group."""
     lists = list(groups.values() if isinstance(groups, Mapping) else groups)
     if not all(isinstance(x, list | tuple | set | pd.Index | np.ndarray) for x in lists):
-        keys = pd.Index([*groups]) if isinstance(groups, Mapping) else getattr(groups, "index", 0)
-        Axis("column of X", len(names), names).check_labels("groups", keys)
+        order = Axis("column of X", len(names), names).order("groups", row_labels(groups))
         numbers = pd.factorize(pd.Series(lists, dtype=object))[0]
         if len(numbers) != len(names) or (numbers < 0).any():
             expected = f"{len(names)}, one for each column of X, none missing"
             remedy = "Or give lists of the columns of each group."
             raise bad("groups", f"{len(lists)} labels", expected, remedy)
-        return numbers
-    numbers = np.arange(len(names)) + len(lists)
-    for number, members in enumerate(lists):
+        return numbers[order], np.array([str(label) for label in lists])[order]
+    numbers, titles = np.arange(len(names)) + len(lists), names.to_numpy(object, copy=True)
+    of_lists = groups if isinstance(groups, Mapping) else [" + ".join(map(str, x)) for x in lists]
+    for number, (title, members) in enumerate(zip(of_lists, lists, strict=True)):
         at = find_columns("groups", members, names)
         if (numbers[at] < len(lists)).any():
             raise bad("groups", "a column that is in two groups", "one group for each column")
-        numbers[at] = number
-    return numbers
+        numbers[at], titles[at] = number, title
+    return numbers, titles
+
+
+def group_labels(numbers: Int[np.ndarray, " P"], titles: Any, names: pd.Index) -> list[str]:
+    """Return the title of each column's group, or its own name if it is alone."""
+    alone = np.bincount(numbers)[numbers] == 1
+    taken = {str(name) for name in names[alone]}
+    together = [f"group {title}" if str(title) in taken else str(title) for title in titles]
+    return [str(name) if x else y for x, y, name in zip(alone, together, names, strict=True)]
 
 
 def prior_probabilities(inclusion: Any, names: pd.Index) -> Float[np.ndarray, " P"]:

@@ -6,17 +6,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import xarray as xr
 
 from jax import random
 
-from numpyro_spikeslab.models.responses import RESPONSES
-from numpyro_spikeslab.reporting.arviz_data import posterior
+from numpyro_spikeslab.reporting.arviz_data import inclusion, mean, posterior
+from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
-from numpyro_spikeslab.support.precision import in_double_precision
-from numpyro_spikeslab.support.tabular import check_kind
-from numpyro_spikeslab.tables.checks import Axis
-from numpyro_spikeslab.tables.regression import response_of, sparse_regression
+from numpyro_spikeslab.support.tabular import check_kind, row_labels
+from numpyro_spikeslab.tables.predict import predict
+from numpyro_spikeslab.tables.regression import sparse_regression
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, is_classifier
@@ -71,8 +69,8 @@ class TableEstimator(BaseEstimator):
         check_kind("y", y)
         of_numbers = {} if is_classifier(self) else {"y_numeric": True}
         table, response = validate_data(self, X, y, dtype=float, ensure_min_samples=3, **of_numbers)
-        rows = Axis.of_rows(X)
-        rows.check_labels("y", getattr(y, "index", None))
+        rows = Axis("row of X", len(table), row_labels(X))
+        response = response[rows.order("y", row_labels(y))]
         options = self.get_params() | {"likelihood": self._likelihood}
         if sample_weight is not None:
             weights = rows.aligned("sample_weight", sample_weight)
@@ -87,9 +85,9 @@ class TableEstimator(BaseEstimator):
         seed = int(seed) if isinstance(seed, Integral) else state.randint(2**31 - 1)
         numbers = self._numbers(response)
         self.data_ = sparse_regression(random.key(seed), table, numbers, **options)
-        self.coef_ = self.data_["summary"]["mean"].values
+        self.coef_ = mean(posterior(self.data_)["w"]).values
         self.intercept_ = float(self.data_["posterior"]["intercept"].mean())
-        self.inclusion_ = self.data_["summary"]["inclusion"].values
+        self.inclusion_ = inclusion(self.data_, "w").values
         return self
 
     def _rows(self, X: Any) -> np.ndarray:
@@ -176,7 +174,6 @@ class SparseClassifier(ClassifierMixin, TableEstimator):
             raise bad("y", f"{len(self.classes_)} classes", expected, remedy)
         return numbers
 
-    @in_double_precision
     def predict_proba(self, X: Any) -> np.ndarray:
         """Compute posterior means of the probabilities of both classes.
 
@@ -185,11 +182,10 @@ class SparseClassifier(ClassifierMixin, TableEstimator):
         :raises NotFittedError: before :meth:`fit`.
         :raises ValueError: if values are dates, masked or not numbers.
         """
-        table, draws = self._rows(X), posterior(self.data_)
+        table = self._rows(X)
         batches = np.array_split(table, len(table) // BATCH + 1)
-        rows = (xr.DataArray(x, {"feature": draws["feature"]}, ["row", "feature"]) for x in batches)
-        means = [response_of(draws, x, RESPONSES[self._likelihood]).mean.mean((0, 1)) for x in rows]
-        second = np.concatenate(means)
+        draws = (predict(self.data_, x, kind="mean") for x in batches)
+        second = np.concatenate([x.mean(["chain", "draw"]).values for x in draws])
         return np.stack([1 - second, second], axis=1)
 
     def predict(self, X: Any) -> np.ndarray:

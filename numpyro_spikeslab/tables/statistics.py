@@ -6,16 +6,16 @@ import warnings
 
 from jaxtyping import Array, Float, Int
 import numpy as np
-import pandas as pd
 from scipy.special import ndtri
 import xarray as xr
 
 from numpyro_spikeslab.models.responses import response_kind
+from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import in_double_precision
-from numpyro_spikeslab.support.tabular import as_numbers
+from numpyro_spikeslab.support.tabular import as_numbers, in_pandas, row_labels
 from numpyro_spikeslab.tables.chains import Run, TableModel
-from numpyro_spikeslab.tables.checks import Axis, checked_count
+from numpyro_spikeslab.tables.checks import checked_count
 from numpyro_spikeslab.tables.columns import checked_columns
 from numpyro_spikeslab.tables.regression import Problem, analyse
 from numpyro_spikeslab.tables.units import Units, contrasts, of_columns
@@ -74,7 +74,7 @@ def sparse_regression_from_statistics(
     :param key: random key, ``jax.random.key(0)`` for example.
     :param n: number of rows, at least 3.
     :param XtX: products of columns, shape (P, P): numpy array, or DataFrame, whose column names
-        become the labels of ``feature``.
+        become the labels of ``feature``. Its rows, ``Xty`` and ``z`` are aligned by their labels.
     :param Xty: products of columns with the response, shape (P,).
     :param yty: sum of squares of the response.
     :param z: z-scores, or t statistics, shape (P,).
@@ -93,7 +93,7 @@ def sparse_regression_from_statistics(
         dt = nss.sparse_regression_from_statistics(
             jax.random.key(0), XtX=Z.T @ Z, Xty=Z.T @ r, yty=r @ r, n=len(y)
         )
-        dt["summary"].to_dataset().to_dataframe()
+        nss.summary(dt, top=5)
     """
     kind = response_kind("normal")
     run = Run.checked(key, kind, num_warmup, num_samples, num_chains)
@@ -111,7 +111,7 @@ def sparse_regression_from_statistics(
     X, y, count = pseudo_rows(statistics, n)
     data = {"X": X, "y": y, "count": np.full(len(y), count)}
     model = TableModel(kind, None, None)
-    return analyse(run, Problem(model, data, columns, units, expected_size, X))[0]
+    return analyse(run, Problem(model, data, columns, units, expected_size, X))
 
 
 class Statistics(NamedTuple):
@@ -175,16 +175,14 @@ def of_z_scores(z: Any, R: Any, n: int) -> Statistics:
 
 def checked_matrix(argument: str, values: Any) -> tuple[Float[np.ndarray, "P P"], Axis]:
     """Return a square matrix and its columns."""
-    matrix = as_numbers(argument, values)
+    frame = in_pandas(argument, values)
+    matrix = as_numbers(argument, frame)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or not matrix.size:
         raise bad(argument, f"the shape {matrix.shape}", "(P, P)")
-    columns = Axis("column of the matrix", len(matrix), getattr(values, "columns", None))
-    columns.check_labels(argument, getattr(values, "index", None))
+    columns = Axis.of_columns(frame, len(matrix))
     if not columns.names.is_unique:
         raise bad(argument, f"the columns {columns.names.tolist()!s:.200}", "names that differ")
-    # those that are merely numbered have no names
-    labels = None if isinstance(columns.labels, pd.RangeIndex) else columns.labels
-    return matrix, columns._replace(labels=labels)
+    return matrix[columns.order(argument, row_labels(values))], columns
 
 
 def decompose(

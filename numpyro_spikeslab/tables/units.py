@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from numpyro_spikeslab.models.responses import ROUNDING, ResponseKind, moments
-from numpyro_spikeslab.reporting.arviz_data import posterior
+from numpyro_spikeslab.reporting.arviz_data import PRIOR, posterior
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.tables.chains import PROBABILITIES
 from numpyro_spikeslab.tables.checks import Rows
@@ -98,6 +98,8 @@ def convert_to_units(
         sd = draws["sigma"] * units.y_sd / units.num_rows**0.5
         centre = sd * rng.normal(size=sd.shape)
     draws = draws.assign(w=w, w_slab=draws["w_slab"] * unit, w_spike=spikes)
+    # `inclusion` is the posterior probability of a column
+    draws = draws.rename(inclusion=PRIOR) if "inclusion" in draws else draws
     if "mean" in units.x:
         draws["intercept"] = units.y_mean + centre - xr.dot(w, units.x["mean"], dim="feature")
     if "sigma" in draws:

@@ -19,6 +19,7 @@ from numpyro_spikeslab.algebra.coefficients import (
     times,
     whitened,
 )
+from numpyro_spikeslab.algebra.families import PairedMeanField
 from numpyro_spikeslab.reading.coefficient_rows import TasksWithout
 
 Q, M, N, C = 3, 4, 20, 2
@@ -144,7 +145,8 @@ def test_squares_are_those_of_any_coefficients_and_slopes(precision, kind):
     case, rng = case_of(kind, 3.0), np.random.default_rng(2)
     mean, var = rng.normal(size=(Q, M)), rng.uniform(size=(Q, M))
     u, slopes = rng.normal(size=(Q, C)), rng.normal(size=(Q, C, M))
-    arguments = jax.tree.map(lambda x: jnp.asarray(x, float), ((mean, var), u, slopes))
+    weights = PairedMeanField(np.ones((Q, M)), mean, np.sqrt(var))
+    arguments = jax.tree.map(lambda x: jnp.asarray(x, float), (weights, u, slopes))
     standard: Any = None
     squares = TasksWithout(standard, case.coefficients, case.sums).squares(*arguments)
     D, X, scale = case.covariates, case.features, case.prior.scale

@@ -149,6 +149,13 @@ def cut(request, monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: devices)
 
 
+def at_weights(put, w):
+    """A family, or draws, of these mean weights."""
+    if put == "draw":
+        return pairs.Draws.of(jnp.ones(w.shape), jnp.asarray(w))
+    return PairedMeanField(jnp.full(w.shape, 0.5), 2 * jnp.asarray(w), jnp.ones(w.shape))
+
+
 @pytest.mark.parametrize("one_row", [False, True])
 @pytest.mark.parametrize("put", ["expectation", "draw"])
 @pytest.mark.parametrize(("kind", "cut"), CASES, indirect=["cut"])
@@ -167,7 +174,7 @@ def test_sweeps_of_tasks_visit_one_feature_after_the_other(precision, kind, cut,
     products = TaskSums(
         gram, linear, jnp.zeros(Q), extra=jnp.asarray(extra) if "extra" in kind else None
     )
-    result = task_sweep(products, jnp.asarray(w), tau, prior, update)
+    result = task_sweep(products, at_weights(put, w), tau, prior, update)
     for q in range(Q):
         root = np.sqrt(relative[:, q])[:, None]
         X = np.concatenate([root * features.T, extra[q]])
@@ -200,13 +207,13 @@ MASKED_CUTS = pytest.mark.parametrize("cut", [(3, 1, 2), (3, 2, 3), (512, 4, 8)]
 def test_draws_of_tiles_are_those_of_gram_matrices(precision, cut):
     """Chains of many tasks with missing entries have the memory of their observations."""
     features, _, y, relative, w, tau, gram, linear, prior = masked_tasks()
-    arguments = w, tau, prior, pairs.Draw(logistic_and_normal(random.key(0), w))
+    arguments = at_weights("draw", w), tau, prior, pairs.Draw(logistic_and_normal(random.key(0), w))
     expected = task_sweep(TaskSums(gram, linear, jnp.zeros(Q)), *arguments)
-    (spikes, slabs, probs), _ = masked_sweep((features, None, y, relative), *arguments)
+    (spikes, slabs, probs), _ = masked_sweep((y, relative), (features, None), *arguments)
     np.testing.assert_array_equal(spikes, expected[0])
     close(slabs, expected[1], precision)
     close(probs, expected[2], precision)
-    memory = jax.jit(masked_sweep).lower((features, None, y, relative), *arguments)
+    memory = jax.jit(masked_sweep).lower((y, relative), (features, None), *arguments)
     assert f"{Q}x{M}x{M}x" not in memory.as_text()
 
 
@@ -214,11 +221,9 @@ def test_draws_of_tiles_are_those_of_gram_matrices(precision, cut):
 def test_expectations_of_tiles_have_the_squares_of_gram_matrices(precision, cut):
     """The variance of a feature comes with the square of a weight, whatever its mean."""
     mean, var, y, relative, w, tau, gram, linear, prior = masked_tasks(0.5)
-    arguments = w, tau, prior, Expectation(1.5)
+    arguments = at_weights("expectation", w), tau, prior, Expectation(1.5)
     expected = task_sweep(TaskSums(gram, linear, jnp.zeros(Q)), *arguments)
-    weights = PairedMeanField(jnp.full((Q, M), 0.5), 2 * w, jnp.ones((Q, M)))
-    table = mean, var, y, relative
-    new, squares = masked_sweep(table, *arguments, into=weights)
+    new, squares = masked_sweep((y, relative), (mean, var), *arguments)
     for x, e in zip(new, expected, strict=True):
         close(x, e, precision)
     W = np.asarray(new.mean)

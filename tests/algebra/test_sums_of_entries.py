@@ -55,7 +55,7 @@ def test_sums_over_the_entries_of_rows_and_columns_are_those_of_the_table(cut, s
     entries = side_of(*places, number, M, devices)
     features = tuple(map(jnp.asarray, (mean, var, factor)))
     data = jnp.asarray(Y), jnp.asarray(z)
-    sums = over_blocks(entries, number, features, *data, lambda sums, _: sums)
+    sums = over_blocks(entries, number, features, data, lambda sums: sums)
     np.testing.assert_allclose(sums.G, np.einsum("ao,om,ok->amk", weighed, mean, mean), atol=1e-12)
     np.testing.assert_allclose(sums.c, weighed @ var, atol=1e-12)
     np.testing.assert_allclose(sums.b, (weighed * full) @ mean, atol=1e-12)
@@ -78,9 +78,10 @@ def test_moments_at_entries_are_those_of_products_of_independent_numbers(x64):
 
 def test_blocks_hold_all_owners_whatever_their_number(monkeypatch):
     monkeypatch.setattr(sparse_sums, "BLOCK_NUMBERS", 50)
-    features, one = (jnp.ones((1, 3)), jnp.ones((1, 0)), jnp.ones(1)), jnp.ones(1)
+    features, one = (jnp.ones((1, 3)), None, jnp.ones(1)), jnp.ones(1)
     for number in range(1, 60, 4):
         for devices in (1, 2, 3):
             side = side_of(np.zeros(1, int), np.zeros(1, int), number, 3, devices)
-            owners = over_blocks(side, number, features, one, one, lambda _, owners: owners)
+            numbers = jnp.arange(number)
+            owners = over_blocks(side, number, features, (one, one), lambda _, own: own, numbers)
             np.testing.assert_array_equal(owners, np.arange(number))

@@ -27,7 +27,7 @@ def test_a_mean_or_another_kernel_takes_the_sweep_of_functions_with_order():
         model_of("weak", ["white"] * 2, np.ones((2, 15))),
         model_of("weak", ["white", np.eye(15)]),
     ):
-        assert not problem(model, args, start=lambda engine, blank: blank).engine.white
+        assert not problem(model, args, start=lambda engine, blank: blank).engine.functions.is_white
 
 
 PLANTED = {

@@ -22,6 +22,7 @@ from truth.task_problems import (
 import jax
 import jax.numpy as jnp
 
+from numpyro_spikeslab.algebra.families import Expectation
 from numpyro_spikeslab.fitting import function_sweeps
 from numpyro_spikeslab.fitting.function_sweeps import (
     LAST_PASSES,
@@ -30,7 +31,6 @@ from numpyro_spikeslab.fitting.function_sweeps import (
     visit_functions,
 )
 from numpyro_spikeslab.fitting.function_updates import switch_off, update_plain, update_with_scale
-from numpyro_spikeslab.fitting.tasks import gram, squared_errors, update_weights
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -79,16 +79,17 @@ def one_by_one(fit: Problem):
 
     def pass_weights(posterior, order):
         at = fit.engine.with_roles(base, posterior.values)
-        sums = gram(at, posterior.functions.mean[order], posterior.functions.var[order])
+        features = posterior.functions.mean[order], posterior.functions.var[order]
         prior, weights = jax.tree.map(lambda x: x[:, order], (at.prior, posterior.weights))
-        return update_weights(at._replace(prior=prior), sums, weights)
+        at = at._replace(prior=prior)
+        return at.sweep(features, weights, Expectation(), at.sums(*features))[0]
 
     @jax.jit
     def visit(posterior, m):
         at = fit.engine.with_roles(base, posterior.values)
         terms = terms_of(at, posterior, m)
         posterior = update_with_scale(fit.engine, fit.prior, at, posterior, terms)
-        if not fit.engine.white:
+        if not fit.engine.functions.is_white:
             return posterior._replace(weights=pass_weights(posterior, order))
         # a pass in which this function is the first
         new = pass_weights(posterior, jnp.roll(order, -m))
@@ -98,7 +99,7 @@ def one_by_one(fit: Problem):
     posterior = fit.posterior
     for m in order:
         posterior = visit(posterior, m)
-    for _ in range(0 if fit.engine.white else LAST_PASSES):
+    for _ in range(0 if fit.engine.functions.is_white else LAST_PASSES):
         posterior = posterior._replace(weights=pass_weights(posterior, order))
     return posterior
 
@@ -120,8 +121,8 @@ def test_sweeps_with_scales_visit_functions_and_their_weights_in_turn(start, pri
     for x, y in zip(jax.tree.leaves(swept), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-7, atol=1e-9)
     at = fit.engine.with_roles(fit.at, swept.values)
-    sums = gram(at, swept.functions.mean, swept.functions.var)
-    np.testing.assert_allclose(squares, squared_errors(sums, swept.weights), rtol=1e-9)
+    sums = at.sums(swept.functions.mean, swept.functions.var)
+    np.testing.assert_allclose(squares, sums.squares(swept.weights), rtol=1e-9)
 
 
 def test_a_white_function_at_rest_stays_and_its_weights_follow_the_prior():
@@ -134,7 +135,8 @@ def test_a_white_function_at_rest_stays_and_its_weights_follow_the_prior():
     assert not np.any(swept.weights.loc[:, 1])
     # a pass over all weights leaves these as they are
     at = fit.engine.with_roles(fit.at, swept.values)
-    passed = update_weights(at, gram(at, swept.functions.mean, swept.functions.var), swept.weights)
+    features = swept.functions.mean, swept.functions.var
+    passed, _ = at.sweep(features, swept.weights, Expectation())
     for x, y in zip(passed, swept.weights, strict=True):
         np.testing.assert_allclose(x[:, 1], y[:, 1], rtol=1e-10)
 

@@ -13,13 +13,8 @@ from truth.task_problems import M, Q, dense_moments, observations, slope, small
 import jax
 import jax.numpy as jnp
 
-from numpyro_spikeslab.fitting.tasks import (
-    explained,
-    gram,
-    keeps_products,
-    squared_errors,
-    update_weights,
-)
+from numpyro_spikeslab.algebra.families import Expectation
+from numpyro_spikeslab.fitting.function_sweeps import explained
 from numpyro_spikeslab.models.kernel_priors import length_scale_prior
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -95,8 +90,9 @@ def test_each_visit_knows_the_ones_before():
     """A pass is one Gauss-Seidel sweep, so each visit is the optimum given those before it."""
     tasks = small()
     at, weights = tasks.at, tasks.posterior.weights
-    sums = gram(at, tasks.functions.mean, tasks.functions.var)
-    W, new = np.array(weights.mean), update_weights(at, sums, weights)
+    features = tasks.functions.mean, tasks.functions.var
+    sums, W = at.sums(*features), np.array(weights.mean)
+    new, _ = at.sweep(features, weights, Expectation(), sums)
     log_odds, variance = at.prior
     for q, m in np.ndindex(Q, M):
         tau, G = 1 / at.sigma2[q], sums.G[q]
@@ -112,7 +108,7 @@ def test_each_visit_knows_the_ones_before():
 def test_statistics_are_sums_over_the_observations():
     tasks = small()
     at, weights = tasks.at, tasks.posterior.weights
-    sums = gram(at, tasks.functions.mean, tasks.functions.var)
+    sums = at.sums(tasks.functions.mean, tasks.functions.var)
     parts = tasks.functions.mean, tasks.functions.var, weights.mean, weights.slab_moments[1]
     phi, var, W, second, Z, Y = map(np.asarray, (*parts, at.relative, at.Y))
     assert Z.shape == Y.shape
@@ -122,7 +118,7 @@ def test_statistics_are_sums_over_the_observations():
     # the expectation of the square, from the moments of each product of weight and function
     spread = second @ (phi**2 + var) - W**2 @ phi**2
     squares = np.sum(Z * ((Y - (W @ phi).T) ** 2 + spread.T), axis=0)
-    np.testing.assert_allclose(squared_errors(sums, weights), squares)
+    np.testing.assert_allclose(sums.squares(weights), squares)
     power = np.einsum("nq,qm,mn->m", Z / np.asarray(at.sigma2), W**2, phi**2)
     np.testing.assert_allclose(
         explained(at, jnp.diagonal(sums.G, axis1=1, axis2=2), weights), power
@@ -133,11 +129,11 @@ def test_tasks_that_weigh_alike_share_a_matrix_however_large(monkeypatch):
     tasks, results = small(), []
     for size in (1, Q):
         at = tasks.at._replace(relative=jnp.ones_like(tasks.at.relative[:, :size]))
-        sums = gram(at, tasks.functions.mean, tasks.functions.var)
+        features = tasks.functions.mean, tasks.functions.var
+        sums = at.sums(*features)
         assert sums.G.shape[0] == size
-        weights = update_weights(at, sums, tasks.posterior.weights)
-        results.append((weights, squared_errors(sums, weights)))
+        results.append(at.sweep(features, tasks.posterior.weights, Expectation(), sums))
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-9), *results)
-    monkeypatch.setattr("numpyro_spikeslab.fitting.tasks.GRAM_LIMIT", 0)
+    monkeypatch.setattr("numpyro_spikeslab.reading.form.GRAM_LIMIT", 0)
     form = tasks.engine.form
-    assert not keeps_products(form) and keeps_products(replace(form, complete=True))
+    assert not form.keeps_products and replace(form, complete=True).keeps_products

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 from numpyro.infer import MCMC
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.algebra.pairs import Draw, Draws
+from numpyro_spikeslab.algebra.variates import logistic_and_normal
 from numpyro_spikeslab.reading.reader import Reader
-from numpyro_spikeslab.sampling.pair_draws import draw_tasks
 
 KEY = random.key(0)
 N, Q, M = 30, 8, 2
@@ -45,7 +46,8 @@ def some_values():
 
 def test_draws_of_the_weights_are_those_of_the_table(x64):
     values, phi, W = some_values()
-    of_entries, of_table = (draw_tasks(KEY, at, phi, W) for at in views(values))
+    before, update = Draws.of(jnp.ones_like(W), W), Draw(logistic_and_normal(KEY, W))
+    of_entries, of_table = (at.sweep((phi, None), before, update)[0] for at in views(values))
     for one, other in zip(of_entries, of_table, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-10)
     squares = [at.squares(at.residual(W, phi)) for at in views(values)]

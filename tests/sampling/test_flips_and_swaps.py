@@ -45,10 +45,16 @@ def problem_of(X, y, with_gram):
     )
 
 
+def visit_blocks(monkeypatch):
+    """Visit slots in blocks, and let the number of swaps depend on the weights, as with many."""
+    monkeypatch.setattr(active_set, "SMALL", 0)
+    monkeypatch.setattr(active_set, "BLOCK", 2)
+    monkeypatch.setattr(flips, "LEAST_SWAPS", 1)
+
+
 # The arrays
 
 
-@jax.jit
 def flip(problem, active, m):
     size, leaves = active.spikes.size, active.spikes[m]
     slot = jnp.argmax(active.slots == jnp.where(leaves, m, size))
@@ -63,7 +69,6 @@ def flip(problem, active, m):
     return active_set.updated(active, removal, row, slot, *which)
 
 
-@partial(jax.jit, static_argnums=2)
 def included_in(problem, spikes, capacity):
     return active_set.include(problem, (problem.linear, problem.squares), spikes, capacity)
 
@@ -76,15 +81,20 @@ def log_odds_of(exact, spikes):
     return with_it - without
 
 
-def test_the_log_odds_after_any_flips_are_those_of_the_evidences(precision):
+@pytest.mark.parametrize("in_blocks", [False, True])
+def test_the_log_odds_after_any_flips_are_those_of_the_evidences(precision, in_blocks, monkeypatch):
+    if in_blocks:
+        visit_blocks(monkeypatch)
     X, y = data("correlated")
     X[:, 1] = X[:, 0]
     problem, exact = problem_of(X, y, precision == "float32"), exact_of(X, y)
     tolerance = {"float32": 5e-3, "float64": 1e-9}[precision]
     spikes = np.array([1.0, 0.0, 1.0, 1.0, 0.0])
-    active = included_in(problem, jnp.asarray(spikes > 0), 4)
+    # a function that is traced anew, for the constants
+    include, change = jax.jit(partial(included_in, capacity=4)), jax.jit(partial(flip))
+    active = include(problem, jnp.asarray(spikes > 0))
     for m in (1, 0, 3, 2, 1, 4, 0, 2):
-        active = flip(problem, active, m)
+        active = change(problem, active, m)
         spikes[m] = 1 - spikes[m]
         inside = np.flatnonzero(spikes)
         np.testing.assert_array_equal(active.spikes, spikes)
@@ -110,27 +120,30 @@ def test_columns_that_are_the_same_may_take_turns_in_single_precision(signal, to
     problem = active_set.CollapsedRegression(design, None, jnp.asarray(y), one, prior)
     assert active_set.is_precise(problem.linear, problem.squares)
     spikes = np.zeros(SIZE)
-    active = included_in(problem, jnp.asarray(spikes > 0), SIZE)
+    active, change = included_in(problem, jnp.asarray(spikes > 0), SIZE), jax.jit(flip)
     assert active.root.dtype == np.float32
     for m in rng.integers(SIZE, size=60):
-        active = flip(problem, active, m)
+        active = change(problem, active, m)
         spikes[m] = 1 - spikes[m]
         expected = expit(log_odds_of(exact, spikes))
         np.testing.assert_allclose(1 / (1 + 1 / active.odds(prior)), expected, atol=tolerance)
 
 
 @pytest.mark.parametrize(
-    ("kind", "capacity", "with_gram", "num_swaps", "dtype"),
+    ("kind", "capacity", "with_gram", "num_swaps", "dtype", "in_blocks"),
     [
-        ("correlated", 2, True, 3, np.float64),
-        ("duplicated", SIZE, False, 2, np.float32),
-        ("constant", 3, False, 1, np.float64),
+        ("correlated", 2, True, 3, np.float64, False),
+        ("duplicated", SIZE, False, 2, np.float32, False),
+        ("constant", 3, False, 1, np.float64, False),
+        ("correlated", SIZE, True, 6, np.float64, True),
     ],
 )
 def test_a_sweep_leaves_the_exact_posterior_invariant(
-    x64, kind, capacity, with_gram, num_swaps, dtype
+    x64, kind, capacity, with_gram, num_swaps, dtype, in_blocks, monkeypatch
 ):
     """Independent exact draws, one sweep each: in one batch, as chains are vectorized."""
+    if in_blocks:
+        visit_blocks(monkeypatch)
     size = 20_000
     X, y = data(kind)
     exact = exact_of(X, y)
@@ -157,10 +170,12 @@ def test_a_sweep_leaves_the_exact_posterior_invariant(
     assert np.all(probs.var(axis=0) <= spikes.var(axis=0) + 1e-12)
 
 
-@pytest.mark.parametrize("capacity", [2, SIZE])
-def test_a_sweep_is_reversible(capacity):
+@pytest.mark.parametrize(("capacity", "num_swaps", "in_blocks"), [(2, 2, False), (SIZE, 6, True)])
+def test_a_sweep_is_reversible(capacity, num_swaps, in_blocks, monkeypatch):
     """Between all pairs of models there are as many moves forth as back: with flips that always go
     up, then swaps, the statistic is above 1,800."""
+    if in_blocks:
+        visit_blocks(monkeypatch)
     size, (X, y) = 20_000, data("correlated")
     before, slabs = exact_of(X, y).sample(np.random.default_rng(0), size)
     problem = problem_of(X, y, True)
@@ -168,7 +183,9 @@ def test_a_sweep_is_reversible(capacity):
     @jax.jit
     @jax.vmap
     def step(key, spikes, slabs):
-        return flips.sweep(flips.Numbers.draw(key, slabs, capacity, 2), problem, spikes, slabs)[0]
+        return flips.sweep(
+            flips.Numbers.draw(key, slabs, capacity, num_swaps), problem, spikes, slabs
+        )[0]
 
     after = step(random.split(KEY, size), jnp.asarray(before), jnp.asarray(slabs))
     count, places = np.zeros((32, 32)), 2 ** np.arange(SIZE)

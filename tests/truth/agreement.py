@@ -105,7 +105,7 @@ def by_design(reading: Reading, values: dict[str, Any], weights: np.ndarray) -> 
     """Compute the same by the arrays that inference uses."""
     form = reading.form
     if form.is_design:
-        design = reading.design or reading.design_at(values, reading.view(values).relative[:, 0])
+        design = reading.design_at(values, reading.view(values).relative[:, 0])
         rows = np.asarray(design.rows).reshape(-1, form.num_obs)[: form.size]
         return (weights @ rows)[:, None]
     features = reading.features if form.shares_features else values[form.functions]

@@ -5,7 +5,8 @@ import arviz_base
 import numpy as np
 import xarray as xr
 
-from numpyro_spikeslab.reporting.arviz_data import posterior, sample_dims
+from numpyro_spikeslab.reporting.arviz_data import posterior, sample_dims, statistics
+from numpyro_spikeslab.reporting.weights import group_statistics
 
 CHAINS, DRAWS = 4, 400
 TASKS, USED, POINTS = 6, 4, 9
@@ -19,6 +20,13 @@ PLATES = {
     "phi_scale": ["latent"],
     "noise": ["task"],
 }
+
+
+def columns_of(tree):
+    """Statistics of the columns of a regression, in groups or not, by `feature`."""
+    of_draws = statistics(posterior(tree)[["w"]])["w"]
+    table = xr.concat([of_draws, group_statistics(tree, "w")], "summary").to_dataset("summary")
+    return table.assign_attrs(tree["summary"].attrs)
 
 
 def pair(spike, slab=None, **others):

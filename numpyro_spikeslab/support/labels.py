@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows and columns of a table, and what speaks of them, in their order."""
+
+from typing import Any, NamedTuple
+
+from jaxtyping import Float, Int
+import numpy as np
+import pandas as pd
+
+from numpyro_spikeslab.support.messages import bad, some
+from numpyro_spikeslab.support.tabular import as_numbers, row_labels
+
+
+class Axis(NamedTuple):
+    """The rows or the columns of a table, and their labels, `None` if they have none."""
+
+    name: str
+    size: int
+    labels: pd.Index | None
+
+    @property
+    def names(self) -> pd.Index:
+        """Return the labels, or numbers."""
+        return pd.RangeIndex(self.size) if self.labels is None else self.labels
+
+    @classmethod
+    def of_columns(cls, frame: Any, size: int) -> "Axis":
+        """Return the columns of a table, which are called by numbers if they have no names."""
+        return cls("column of X", size, getattr(frame, "columns", pd.RangeIndex(size)))
+
+    def aligned(
+        self, argument: str, values: Any, may_be_one: bool = True
+    ) -> Float[np.ndarray, " N"]:
+        """Return a number for each element, in order, from labelled numbers, an array or one."""
+        order, numbers = self.order(argument, row_labels(values)), as_numbers(argument, values)
+        if may_be_one and numbers.ndim == 0:
+            return np.broadcast_to(numbers, self.size)
+        if numbers.shape != (self.size,):
+            expected = f"{'a number, or ' * may_be_one}({self.size},), one for each {self.name}"
+            several = f"Use {argument}[:, 0], or {argument}.iloc[:, 0], and others one by one."
+            remedy = several if numbers.ndim == 2 else ""
+            raise bad(argument, f"the shape {numbers.shape}", expected, remedy)
+        return numbers[order]
+
+    def order(self, argument: str, labels: pd.Index | None) -> Int[np.ndarray, " N"]:
+        """Return for each element the place of what has its label, or its own place.
+
+        Without labels on one side places decide. A default index, 0, 1 and so on, is none beside
+        other than numbers; beside numbers it means rows in another order.
+
+        :raises ValueError: if labels are missing, unknown or repeated.
+        """
+        places = np.arange(self.size)
+        if self.labels is None or labels is None or labels.equals(self.labels):
+            return places
+        both = self.labels, labels
+        # keys of a mapping are objects, and always meant
+        is_default = [x.dtype != object and x.equals(pd.RangeIndex(len(x))) for x in both]
+        if any(is_default) and not all(x.inferred_type in ("integer", "floating") for x in both):
+            return places
+        own, given = self.labels.unique(), labels.unique()
+        place = given.get_indexer(own)
+        wrong = {
+            "missing": own[place < 0].tolist(),
+            "unknown": given[own.get_indexer(given) < 0].tolist(),
+            "repeated": [*dict.fromkeys(label for x in both for label in x[x.duplicated()])],
+        }
+        if any(wrong.values()):
+            got = ", ".join(f"{kind} labels {some(x)}" for kind, x in wrong.items() if x)
+            remedy = f"Without labels, as in an array, {argument} goes by place."
+            raise bad(argument, got, f"a label for each {self.name}", remedy)
+        return place

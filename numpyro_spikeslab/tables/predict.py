@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Predictions of rows and log likelihoods, from the result of a regression."""
+
+from functools import partial
+from typing import Any
+
+from jaxtyping import Array
+import numpy as np
+import xarray as xr
+
+import jax
+from jax import random
+
+from numpyro_spikeslab.models.responses import RESPONSES, ResponseKind
+from numpyro_spikeslab.reporting.arviz_data import posterior
+from numpyro_spikeslab.support.files import read_columns
+from numpyro_spikeslab.support.labels import Axis
+from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.support.precision import in_double_precision
+from numpyro_spikeslab.support.tabular import as_numbers, in_pandas, row_labels
+from numpyro_spikeslab.tables.chains import padded
+from numpyro_spikeslab.tables.checks import check_key, check_totals, row_coord
+from numpyro_spikeslab.tables.formula import new_columns
+
+MAX_NUMBERS = 10**7
+"""Log likelihoods that are kept in a result."""
+
+BATCH = 2**20
+"""Numbers that are computed at once, which bounds the memory."""
+
+MAX_COUNT = 1e18
+"""Mean above which no counts are drawn, since they could overflow."""
+
+KINDS = "response", "mean", "predictor"
+
+
+@in_double_precision
+def predict(
+    dt: xr.DataTree,
+    X_new: Any = None,
+    *,
+    offset: Any = None,
+    totals: Any = None,
+    kind: str = "response",
+    key: Array | None = None,
+) -> xr.DataArray:
+    """Predict rows by all draws of a result of :func:`sparse_regression`.
+
+    :param dt: the result, which may have been saved and read again.
+    :param X_new: new rows, shape (S, P), with the columns of ``X``, or those of ``data`` that a
+        formula reads, whose levels, knots and means stay those of the regression. By default the
+        rows of the regression, with their offsets, totals and precisions; one that counts several
+        times is predicted once.
+    :param offset: a number for each new row, shape (S,), or one, such as the logarithm of exposure;
+        0 by default if the regression has none.
+    :param totals: numbers of trials likewise, for the Binomial likelihood.
+    :param kind: ``"response"`` for new responses, of weight 1; ``"mean"`` for their mean given the
+        draw, such as a probability (of a Student-t response the location); ``"predictor"`` for the
+        predictor, such as log odds.
+    :param key: random key of the responses, by default one that is stored in the result.
+    :return: ``y`` along ``chain``, ``draw`` and ``row``, with the labels of the rows.
+    :raises ValueError: if the result has no rows, as of statistics, if new rows lack columns or
+        have other levels, if offsets or totals are missing, or if means of counts are too large.
+
+    .. code-block:: python
+
+        nss.predict(dt, X_new).mean(["chain", "draw"]).to_series()
+        dt["posterior_predictive"] = nss.predict(dt).to_dataset()
+        arviz_plots.plot_ppc_dist(dt)
+    """
+    if kind not in KINDS:
+        raise bad("kind", repr(kind), f"one of {', '.join(map(repr, KINDS))}")
+    rows, of_rows = stored_rows(dt), {"offset": offset, "totals": totals}
+    if X_new is not None:
+        rows = new_rows(dt, rows, X_new, of_rows)
+    elif beside := [name for name, x in of_rows.items() if x is not None]:
+        raise bad(beside[0], "numbers", "None without X_new", "Rows of the regression have theirs.")
+    if key is None:
+        key = random.key(int(rows.attrs["seed"]))
+    check_key(key)
+    return of_draws(kind, dt, rows, key)
+
+
+@in_double_precision
+def log_likelihood(dt: xr.DataTree) -> xr.DataArray:
+    """Compute the log likelihood of each row of :func:`sparse_regression` given each draw.
+
+    It is in the units of ``y``, so ``arviz_stats.compare`` compares likelihoods of one response.
+    A row of weight k that counts k times has k times the log likelihood: ``arviz_stats.loo`` leaves
+    out all of it. Rows of weight 0 or without trials have none.
+
+    :param dt: the result, which may have been saved and read again.
+    :return: ``y`` along ``chain``, ``draw`` and ``row``, with the labels of the rows.
+    :raises ValueError: if the result has no rows, as of statistics.
+
+    .. code-block:: python
+
+        dt["log_likelihood"] = nss.log_likelihood(dt).to_dataset()
+        arviz_stats.loo(dt)
+    """
+    rows = stored_rows(dt).assign(y=dt["observed_data"]["y"])
+    # ArviZ refuses those that are always 0
+    seen = np.flatnonzero((rows["weights"] > 0) & (rows["totals"] > 0))
+    return of_draws("log likelihood", dt, rows.isel(row=seen), random.key(0))
+
+
+def stored_rows(dt: xr.DataTree) -> xr.Dataset:
+    """Return the rows of a regression with weights, offsets and totals."""
+    groups = dt.children if isinstance(dt, xr.DataTree) else {}
+    if "X" not in groups.get("constant_data", {}):
+        got = f"a {type(dt).__name__} without `X` in `constant_data`"
+        raise bad("dt", got, "a result of sparse_regression for a table")
+    return completed(dt["constant_data"].to_dataset())
+
+
+def completed(rows: xr.Dataset) -> xr.Dataset:
+    """Add weights, offsets and totals where there are none."""
+    others = {"weights": 1.0, "offset": 0.0, "totals": 1.0}
+    full = {name: ("row", np.full(rows.sizes["row"], x)) for name, x in others.items()}
+    return rows.assign({name: x for name, x in full.items() if name not in rows})
+
+
+def new_rows(dt: xr.DataTree, rows: xr.Dataset, X_new: Any, of_rows: dict[str, Any]) -> xr.Dataset:
+    """Return new rows, after checks, with weights, offsets and totals.
+
+    :param rows: those of the regression.
+    """
+    labels, feature = row_labels(X_new), rows["feature"].to_index()
+    if "formula" in rows.attrs:
+        variables = read_columns(dt["data"].to_dataset())
+        X_new = new_columns(rows.attrs["formula"], variables, X_new)[[*feature]]
+    frame = in_pandas("X_new", X_new)
+    X, columns = as_numbers("X_new", frame), Axis("column of X", len(feature), feature)
+    order = columns.order("X_new", getattr(frame, "columns", None))
+    if X.ndim != 2 or X.shape[1] != len(feature) or not len(X):
+        raise bad("X_new", f"the shape {X.shape}", f"(S, {len(feature)}), the columns of X")
+    kind, axis = RESPONSES[rows.attrs["likelihood"]], Axis("row of X_new", len(X), labels)
+    check_totals(kind, of_rows["totals"])
+    if of_rows["offset"] is None and rows["offset"].any():
+        raise bad("offset", "None", "numbers, as in the regression", "0 is an exposure of 1.")
+    numbers = {name: axis.aligned(name, x) for name, x in of_rows.items() if x is not None}
+    given: Any = {name: ("row", x) for name, x in numbers.items()}
+    given["X"] = ["row", "feature"], X[:, order]
+    new = completed(xr.Dataset(given, row_coord("row", labels), rows.attrs))
+    kind.check(np.zeros(len(X)), new["totals"].values)
+    return new
+
+
+def of_draws(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> xr.DataArray:
+    """Compute numbers of rows given each draw, in batches of rows."""
+    kind, draws, count = RESPONSES[rows.attrs["likelihood"]], posterior(dt), rows.sizes["row"]
+    names, total = ("w", "intercept", *kind.sites(1.0)), draws["intercept"].size
+    sites: dict[str, Any] = {name: draws[name].values.reshape(total, -1) for name in names}
+    w, intercept = sites.pop("w"), sites.pop("intercept")
+    of_rows = {name: x.values for name, x in rows.items() if "row" in x.dims}
+    # tables of like sizes share a program
+    size, out = min(padded(count), max(1, BATCH // total)), np.empty(0)
+    for start in range(0, count, size):
+        at = {name: x[np.arange(start, start + size) % count] for name, x in of_rows.items()}
+        f = w @ at.pop("X").T + intercept + at["offset"]
+        values, largest = _of_batch(what, kind, f, sites, at, random.fold_in(key, start))
+        if not start:
+            out = np.empty((total, count), values.dtype)
+        if not largest < (MAX_COUNT if out.dtype.kind == "i" else np.inf):
+            row = rows["row"].values[(start + f.max(0).argmax()) % count]
+            remedy = "Give rows with means like those of the regression."
+            raise bad("X_new, offset", f"a mean of {largest:.3g} in row {row}", "less", remedy)
+        out[:, start : start + size] = values[:, : count - start]
+    coords = {**draws["intercept"].coords, **rows["X"].isel(feature=0, drop=True).coords}
+    shape = *draws["intercept"].shape, count
+    return xr.DataArray(out.reshape(shape), coords, ["chain", "draw", "row"], "y")
+
+
+@partial(jax.jit, static_argnums=(0, 1))
+def _of_batch(what: str, kind: ResponseKind, f: Any, sites: Any, at: Any, key: Array) -> Any:
+    distribution = kind.of_rows(f, sites, at["totals"], at["weights"])
+    mean = kind.mean(distribution)
+    compute: dict[str, Any] = {
+        "response": lambda: distribution.sample(key),
+        "mean": lambda: mean,
+        "predictor": lambda: f,
+        "log likelihood": lambda: kind.log_likelihood(distribution, at["y"], at["weights"]),
+    }
+    return compute[what](), abs(mean).max()

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a formula does not take is named in words of the package, with a remedy."""
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+
+from numpyro_spikeslab.tables.formula import formula_table, model_matrix, sides
+
+pytestmark = pytest.mark.filterwarnings("error")
+pytest.importorskip("formulaic")
+
+NUMBERS = np.random.default_rng(0).normal(size=(8, 3))
+DATA = pd.DataFrame(NUMBERS, [*range(100, 108)], ["y", "age", "dose"]).assign(
+    kind=list("abcb") * 2, day=pd.date_range("2020-01-01", periods=8), other=1.0
+)
+GAPS = DATA.assign(dose=[1, 2, np.nan, 4, 5, 6, np.nan, 8], kind=[*"abcabca", None])
+FORMULAS = {
+    "age + dose": "X: .* one with one response, 'y ~ a [+] b'. The response stands before",
+    "y ~ age | dose": "X: .* without `[|]`",
+    "y + other ~ age": r"X: .* not \['y', 'other'\]. Regress each response by itself",
+    "kind ~ age": "X: .* not .*'kind.a.'.* Write a class as `{kind == 'yes'} ~ a [+] b`",
+    "y ~ .": "X: .* names of columns instead of `.`. `X=data.drop",
+    "y ~ 1": "X: .* expected columns beside the intercept",
+    "y ~ 0 + age": "X: .* with an intercept. Leave out `0 [+]`",
+    "y ~ age +": "X: got the formula 'y ~ age [+]', expected one that can be read",
+    "y ~ (age": "X: .* brackets are closed",
+    "y ~ {age +}": "X: .* expected one that can be read",
+    "y ~ ages": "data: got no column 'ages', .* Is it age[?]",
+    "y ~ bs(doze, 4)": "data: got no column 'doze', .* Is it dose[?]",
+    "y ~ weight": r"data: got no column 'weight', .* The columns are \['y'",
+    "y ~ offset(age)": "X: got `offset\\(\\)` .* give `offset=data",
+    "y ~ sqrt(age)": "X: got the unknown function 'sqrt', .* Is it `np.sqrt`[?]",
+    "y ~ day": r"data: got dates in \['day'\], .* in a unit",
+    "y ~ np.log(kind)": "data: got columns for which `np.log\\(kind\\)` fails",
+    "y ~ C(kind, levels=['a'])": "data: got new levels",
+    "y ~ np.log(age)": r"data: got gaps in 6 of 8 rows, \[100, .* for all rows. Leave .* imp",
+}
+TABLES = {
+    "gaps": (GAPS, r"data: got gaps in 3 of 8 rows, \[102, 106, 107\], .* in \['dose', 'kind'\]"),
+    "nulls": (
+        pl.DataFrame(GAPS.astype(object).replace(np.nan, None).to_dict("list")),
+        r"got gaps in 3 of 8 rows, \[2, 6, 7\], .* drop_nu",
+    ),
+    "lazy": (pl.LazyFrame(DATA.to_dict("list")), "data: got a LazyFrame, .*data.collect"),
+    "array": (DATA.to_numpy(), "data: got a ndarray, expected a table with names"),
+    "nothing": (None, "data: got None, expected a table with names"),
+    "mapping": (dict(DATA), "data: got a dict, .* pandas.DataFrame"),
+}
+NEW = {
+    "a level": (
+        DATA.assign(kind=[*"abcabc", "z", "q"]),
+        r"\['z', 'q'\] of 'kind' in rows \[106, 107\]",
+    ),
+    "numbers": (DATA.assign(kind=1), r"levels \[1\] of 'kind' in rows .* one of \['a', 'b', 'c'\]"),
+    "gaps": (GAPS, r"gaps in 3 of 8 rows, \[102, 106, 107\]"),
+    "range": (DATA.assign(dose=1e6), "rows out of the range of `bs.dose, 4.`"),
+    "a column less": (DATA[["y", "kind"]], "no column 'dose'"),
+}
+
+
+def refused(act, message):
+    with pytest.raises(ValueError, match=f"^{message}") as caught:
+        act()
+    assert "\x1b" not in str(caught.value) and "\n" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize("formula", FORMULAS)
+def test_formulas_are_refused_in_plain_words(formula):
+    refused(lambda: sides(formula, DATA), FORMULAS[formula])
+
+
+@pytest.mark.parametrize("case", TABLES)
+def test_tables_are_refused_in_plain_words(case):
+    data, message = TABLES[case]
+    refused(lambda: sides("y ~ age + kind + bs(dose, 4)", data), f".*{message}")
+
+
+@pytest.mark.parametrize("case", NEW)
+def test_new_rows_are_refused_in_plain_words(case):
+    data, message = NEW[case]
+    spec = sides("y ~ age + C(kind) + bs(dose, 4)", DATA)[1].model_spec
+    refused(lambda: model_matrix("X_new", spec, data), f"X_new: got .*{message}")
+
+
+def test_a_formula_reads_tables_of_polars():
+    kinds = pl.Enum(["c", "a", "b"])
+    data = pl.DataFrame(DATA.to_dict("list")).with_columns(pl.col("kind").cast(kinds))
+    same = DATA.assign(kind=pd.Categorical(DATA["kind"], ["c", "a", "b"]))
+    tables = [
+        formula_table("y ~ age * kind + bs(dose, 4)", None, x, None, ()) for x in (data, same)
+    ]
+    assert tables[0].labels is None and tables[1].labels.equals(DATA.index)
+    assert "kind[T.a]" in tables[0].X
+    pd.testing.assert_frame_equal(tables[0].X, tables[1].X.reset_index(drop=True))
+    assert tables[0].groups == tables[1].groups and tables[0].parents == tables[1].parents
