@@ -29,8 +29,8 @@ os.environ["MPLBACKEND"] = "Agg"
 DURATIONS = Path(__file__).with_name("durations.txt")
 """The seconds of one core that tests take, and their names; `pytest --measure` writes them."""
 
-LISTED, SLOW, EXHAUSTIVE = 1.0, 1.5, 3.0
-"""The seconds from which a test is listed, slow, and exhaustive, if another case is quicker."""
+SLOW, EXHAUSTIVE, LONG = 1.0, 2.0, 15.0
+"""The seconds from which a test is slow, exhaustive if another case is quicker, and in any case."""
 
 lines = DURATIONS.read_text().splitlines() if DURATIONS.exists() else []
 durations = {name: float(seconds) for seconds, name in (line.split(" ", 1) for line in lines)}
@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what takes long; a test that is not listed is quick. The quickest case of a parametrised
-    test is never exhaustive, so that each claim is tested without these."""
+    test may take long, so that nearly all claims are tested without the exhaustive ones."""
     seconds = {item: durations.get(item.nodeid, 0.0) for item in items}
     quickest: dict[str, pytest.Item] = {}
     for item in items:
@@ -60,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if seconds[item] >= SLOW:
             item.add_marker("slow")
-        if seconds[item] >= EXHAUSTIVE and item not in kept:
+        if seconds[item] >= (LONG if item in kept else EXHAUSTIVE):
             item.add_marker("exhaustive")
 
 
@@ -88,7 +88,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Store how long the tests took, if asked to; those that did not run keep what they have."""
     if session.config.getoption("measure") and not hasattr(session.config, "workerinput"):
-        rows = sorted((name, seconds) for name, seconds in durations.items() if seconds >= LISTED)
+        rows = sorted((name, seconds) for name, seconds in durations.items() if seconds >= SLOW)
         DURATIONS.write_text("".join(f"{seconds:g} {name}\n" for name, seconds in rows))
 
 
