@@ -137,6 +137,7 @@ def test_chains_agree_with_quadrature(likelihood, together):
         **options,
     )
     assert ("cavi" in tree.children) == (likelihood != "poisson")
+    assert tree["observed_data"]["y"].dtype == (float if likelihood == "student" else int)
     summary, draws = columns_of(tree), posterior(tree)
     assert ("k_hat" in summary.attrs) == (likelihood != "poisson")
     assert summary["r_hat"].max() < 1.05 and summary.attrs["expected_size"] == (

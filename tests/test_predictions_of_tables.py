@@ -227,6 +227,7 @@ def test_results_are_read_as_they_were_saved_whatever_the_index(form, kind, tmp_
     predicted = nss.predict(saved, X.set_axis(index)[::-1], offset=OFFSET[::-1])
     assert predicted["row"].equals(dt["constant_data"]["row"][::-1])
     np.testing.assert_array_equal(nss.predict(saved), nss.predict(dt))
+    np.testing.assert_array_equal(nss.log_likelihood(saved), nss.log_likelihood(dt))
     first = dt["constant_data"]["row"].values[0]
     assert first == STRINGS.get(kind, index.to_numpy()[0])
 

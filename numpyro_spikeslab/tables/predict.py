@@ -98,7 +98,7 @@ def log_likelihood(dt: xr.DataTree) -> xr.DataArray:
         dt["log_likelihood"] = nss.log_likelihood(dt).to_dataset()
         arviz_stats.loo(dt)
     """
-    rows = stored_rows(dt).assign(y=dt["observed_data"]["y"])
+    rows = stored_rows(dt).assign(y=("row", dt["observed_data"]["y"].values))
     # ArviZ refuses those that are always 0
     seen = np.flatnonzero((rows["weights"] > 0) & (rows["totals"] > 0))
     return of_draws("log likelihood", dt, rows.isel(row=seen), random.key(0))

@@ -194,7 +194,10 @@ def sparse_regression(
         warnings.warn(f"sparse_regression: {advice}.", stacklevel=3)
     constants = {k: ("row", getattr(rows, k)) for k, x in of_rows.items() if x is not None}
     tree["constant_data"] = tree["constant_data"].to_dataset().assign(constants | {"X": table})
-    tree["observed_data"] = table.isel(feature=0, drop=True).copy(data=rows.y).to_dataset(name="y")
+    # counts and classes are whole numbers to ArviZ, too
+    whole, like = kind.units is None, table.isel(feature=0, drop=True)
+    observed = like.copy(data=rows.y.astype(int) if whole else rows.y)
+    tree["observed_data"] = observed.to_dataset(name="y")
     if given.variables is not None:
         tree["constant_data"].attrs["formula"] = X
         tree["data"] = stored_columns(given.variables, "row")
