@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpyro_spikeslab.reporting.align import align, invariants
     from numpyro_spikeslab.reporting.credible_sets import credible_sets
     from numpyro_spikeslab.reporting.models_table import models_table
+    from numpyro_spikeslab.reporting.plot_effects import plot_effects
     from numpyro_spikeslab.reporting.plot_functions import plot_fit, plot_latent_functions
     from numpyro_spikeslab.reporting.plot_inclusion import plot_inclusion, plot_weights
     from numpyro_spikeslab.reporting.tables import compare, summary
@@ -52,6 +53,7 @@ __all__ = [
     "models",
     "models_table",
     "paired_sites",
+    "plot_effects",
     "plot_fit",
     "plot_inclusion",
     "plot_latent_functions",
@@ -79,6 +81,7 @@ _LAZY = {
     "invariants": "reporting.align",
     "log_likelihood": "tables.predict",
     "models_table": "reporting.models_table",
+    "plot_effects": "reporting.plot_effects",
     "plot_fit": "reporting.plot_functions",
     "plot_inclusion": "reporting.plot_inclusion",
     "plot_latent_functions": "reporting.plot_functions",

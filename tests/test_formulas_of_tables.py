@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a formula does not take is named in words of the package, with a remedy."""
 
+from decimal import Decimal
+
 import numpy as np
 import pandas as pd
 import polars as pl
 import pytest
 
-from numpyro_spikeslab.tables.formula import formula_table, model_matrix, sides
+from numpyro_spikeslab.support.formulas import model_matrix, sides
+from numpyro_spikeslab.tables.formula import formula_table
 
 pytestmark = pytest.mark.filterwarnings("error")
 pytest.importorskip("formulaic")
@@ -56,7 +59,7 @@ NEW = {
     "numbers": (DATA.assign(kind=1), r"levels \[1\] of 'kind' in rows .* one of \['a', 'b', 'c'\]"),
     "gaps": (GAPS, r"gaps in 3 of 8 rows, \[102, 106, 107\]"),
     "range": (DATA.assign(dose=1e6), "rows out of the range of `bs.dose, 4.`"),
-    "a column less": (DATA[["y", "kind"]], "no column 'dose'"),
+    "a column less": (DATA.drop(columns="dose"), "no column 'dose'"),
 }
 
 
@@ -84,6 +87,35 @@ def test_new_rows_are_refused_in_plain_words(case):
     data, message = NEW[case]
     spec = sides("y ~ age + C(kind) + bs(dose, 4)", DATA)[1].model_spec
     refused(lambda: model_matrix("X_new", spec, data), f"X_new: got .*{message}")
+
+
+COUNTS = np.arange(8) % 3
+NUMBERS_OF_ALL_KINDS = {
+    "nullable": DATA.assign(age=pd.array(COUNTS, dtype="Int64")),
+    "nullable floats": DATA.assign(age=pd.array(COUNTS, dtype="Float64")),
+    "objects": DATA.assign(age=COUNTS.astype(object)),
+    "decimals": DATA.assign(age=[Decimal(int(x)) for x in COUNTS]),
+    "sparse": DATA.assign(age=pd.arrays.SparseArray(COUNTS)),
+    "decimals of polars": pl.DataFrame({"y": DATA["y"], "age": [Decimal(int(x)) for x in COUNTS]}),
+}
+
+
+@pytest.mark.parametrize("case", NUMBERS_OF_ALL_KINDS)
+def test_numbers_of_all_kinds_are_no_categories(case):
+    _, table = sides("y ~ age", NUMBERS_OF_ALL_KINDS[case])
+    np.testing.assert_array_equal(table["age"], COUNTS)
+
+
+DATES = {
+    "zone": pd.date_range("2020-01-01", periods=8, tz="Europe/Vienna"),
+    "periods": pd.period_range("2020-01-01", periods=8, freq="D"),
+    "objects": pd.date_range("2020-01-01", periods=8).date,
+}
+
+
+@pytest.mark.parametrize("case", DATES)
+def test_dates_of_all_kinds_are_no_categories(case):
+    refused(lambda: sides("y ~ day", DATA.assign(day=DATES[case])), r"data: got dates in \['day'\]")
 
 
 def test_a_formula_reads_tables_of_polars():

@@ -108,6 +108,13 @@ def test_inclusion_is_that_of_sums_over_models(kind, frame):
 def test_draws_of_groups_have_their_parents(frame):
     options = dict(heredity="strong", inclusion=0.6, num_warmup=50, num_samples=100, num_chains=2)
     tree = nss.sparse_regression(KEY, "y ~ age * kind + dose", data=frame, **options)
+    # the columns are below their term
+    rows = [f"w[{x}]" for x in ("age", "kind", "kind[T.b]", "kind[T.c]", "dose", "age:kind")]
+    table = nss.summary(tree, "w", None)
+    assert list(table.index[:6]) == rows
+    assert table["inclusion"].notna().tolist() == [True, True, False, False, True, True] + 2 * [
+        False
+    ]
     spikes = posterior(tree)["w_spike"].transpose(..., "feature").values
     age, kind, _, _, both, same = np.moveaxis(spikes, -1, 0)
     assert np.all(both == same) and np.all(both <= age * kind) and both.any()

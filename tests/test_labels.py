@@ -114,6 +114,9 @@ def test_a_default_index_is_no_label_but_of_numbered_rows(of_table, of_response,
     for unlabelled in table.to_numpy(), pl.DataFrame(table.to_numpy()):
         rows = inputs(unlabelled, y=y, **NO_TRIALS).rows
         np.testing.assert_array_equal(rows.y, y)
+        # but keys are meant, and count them
+        rows = inputs(unlabelled, y={2: 5.0, 0: 3.0, 1: 4.0}, **NO_TRIALS | {"totals": 9}).rows
+        np.testing.assert_array_equal(rows.y, [3.0, 4.0, 5.0])
 
 
 MISFITS = {
@@ -148,6 +151,14 @@ MISFITS = {
     "keys are no places": (
         lambda: checked_columns(pd.Index(NAMES), (), None, dict(enumerate(PRIOR))),
         r"^inclusion: got missing labels \['age', .* unknown labels \[0, 1, 2, 3\]",
+    ),
+    "names of numbered columns": (
+        lambda: checked_columns(pd.RangeIndex(4), (), None, dict(PRIOR)),
+        r"^inclusion: got missing labels \[0, 1, 2, 3\], unknown labels \['age'",
+    ),
+    "keys of an array's rows": (
+        lambda: inputs(X.to_numpy(), **OF_ROWS | {"offset": dict(NUMBERS)}),
+        r"^offset: got missing labels \[0, 1, 2, 3, 4\], the first of 12, unknown labels",
     ),
     "scores": (
         lambda: statistics.of_z_scores(Z.iloc[1:], pd.DataFrame(R, NAMES, NAMES), 12),

@@ -205,6 +205,14 @@ def test_an_empty_fit_beside_chains_with_columns_is_told(tree, column):
     stored_summary(empty, table()[0].to_numpy(), None)
 
 
+def test_tails_that_are_not_normal_are_told():
+    X, y = table()
+    outliers = y + np.where(np.arange(30) % 6 == 0, 3e3, 0.0) * np.cos(np.arange(30))
+    message = "sparse_regression: residuals have heavier tails .* try likelihood='student'"
+    with pytest.warns(UserWarning, match=message):
+        nss.sparse_regression(KEY, X, outliers, **FEW)
+
+
 @pytest.mark.exhaustive
 def test_alternatives_of_the_fit_have_the_names_of_the_columns():
     rng = np.random.default_rng(0)

@@ -65,7 +65,7 @@ def compare(shape: str, data_sets: int) -> tuple[dict[str, float], np.ndarray, n
         effects.append(has_effect)
         for name, size in sizes.items():
             tree = nss.sparse_regression(random.key(seed), X, y, expected_size=size, **OPTIONS)
-            inclusions[name].append(tree["summary"]["inclusion"].values)
+            inclusions[name].append(nss.summary(tree, "w", None)["inclusion"].to_numpy())
     has_effect = np.concatenate(effects)
     for name, parts in inclusions.items():
         row[name] = power(np.concatenate(parts), has_effect)

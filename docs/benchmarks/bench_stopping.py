@@ -42,7 +42,7 @@ def main() -> None:
         for name, rule in ("stopping", stops), ("all draws", lambda rounds: False):
             table_chains.agree = rule
             tree = nss.sparse_regression(jax.random.key(k), X, y, expected_size=0.6)
-            probs[name] = tree["summary"]["inclusion"].values
+            probs[name] = nss.summary(tree, "w", None)["inclusion"].to_numpy()
             if name == "stopping":
                 probs["drawn"] = np.full(P, tree["summary"].attrs["num_samples"])
         rows.append({**probs, "truth": included})

@@ -29,7 +29,7 @@ OTHERS = """\
 ## Beside others
 
 A ratio above 1 is in favour of this package. Compilation is left out. Where this package predicts
-worse than another is in the last row of the [next table](#measured-once).
+worse than another is in the last row of the table of [what was measured once](#measured-once).
 
 """
 ITSELF = """\

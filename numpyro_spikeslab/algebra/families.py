@@ -119,11 +119,6 @@ class Expectation(NamedTuple):
     temperature: Any = 1.0
     noise: Any = ()
 
-    @property
-    def passes(self) -> int:
-        """How often the weights of a column are visited, whose sums are made once."""
-        return 3
-
     def put(self, pair: Conditional, _: Any) -> Any:
         """Return ``<w> = gamma mu`` of a single weight."""
         return nn.sigmoid(pair.logit / self.temperature) * pair.loc

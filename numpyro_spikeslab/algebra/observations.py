@@ -145,7 +145,12 @@ class Sparse:
         return over_blocks(self.by_columns, self.shape[1], others, data, of, *own)
 
     def sweep(
-        self, data: tuple[Any, Any], features: tuple[Any, Any], weights: Any, *settings: Any
+        self,
+        data: tuple[Any, Any],
+        features: tuple[Any, Any],
+        weights: Any,
+        *settings: Any,
+        passes: int = 1,
     ) -> tuple[Any, Float[Array, " Q"]]:
         precision, prior, update = settings
 
@@ -153,7 +158,7 @@ class Sparse:
             def visit(_, weights):
                 return task_sweep(sums, weights, precision, prior, update._replace(noise=noise))
 
-            weights = jax.lax.fori_loop(0, update.passes, visit, weights)
+            weights = jax.lax.fori_loop(0, passes, visit, weights)
             return weights, sums.squares(weights)
 
         return self.over_columns(data, features, of, weights, precision, prior, update.noise)

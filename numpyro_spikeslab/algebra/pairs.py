@@ -112,11 +112,6 @@ class Draw(NamedTuple):
 
     noise: tuple[Any, Any]
 
-    @property
-    def passes(self) -> int:
-        """How often the weights of a column are visited, whose sums are made once."""
-        return 1
-
     def put(self, pair: Conditional, noise: Any) -> Any:
         """Return the draw of a single weight."""
         logistic, normal = noise

@@ -17,7 +17,6 @@ from numpyro.distributions import biject_to
 
 from numpyro_spikeslab.algebra.coefficients import Split, TaskStatistics, whitened
 from numpyro_spikeslab.algebra.families import Expectation, PairedMeanField
-from numpyro_spikeslab.algebra.observations import Grid
 from numpyro_spikeslab.algebra.pairs import (
     ChangingDesign,
     Design,
@@ -332,8 +331,7 @@ def _features_of(reading: Reading, at: View | None) -> Features:
         rows = None if rows is None else _compiled_blocks(reading.problem, reading.generic, rows)
         return Columns(reading.design, reading.split, rows)
     if not form.shares_features:
-        of_table = isinstance(reading.layout, Grid)
-        return (LatentFunctions if of_table else ObservedEntries)(None)
+        return (ObservedEntries if form.sparse else LatentFunctions)(None)
     if not form.keeps_products:
         return Shared(None, values, None)
     sums = None if at is None else jax.jit(View.sums)(at, values, jnp.zeros_like(values))

@@ -36,8 +36,8 @@ from numpyro_spikeslab.reading.view import View
 SILENT = 1e-3
 # Passes over all weights at the end of a sweep of functions with order.
 LAST_PASSES = 2
-# Passes over the functions at a row of a sparse table, whose products are computed once.
-ROW_PASSES = 3
+# Passes over a row or a column of a sparse table, whose products are computed once.
+PASSES = 3
 
 
 def block_terms(
@@ -235,12 +235,14 @@ def sweep_entries(
             h = sums.b[:, m] - jnp.sum(sums.G[:, m] * phi, axis=1) + squares[:, m] * phi[:, m]
             return phi.at[:, m].set(h / (1 + alpha[:, m]))
 
-        return jax.lax.fori_loop(0, ROW_PASSES * M, visit, phi), alpha
+        return jax.lax.fori_loop(0, PASSES * M, visit, phi), alpha
 
     data = at.Y, at.relative
     sides = over_blocks(at.layout.by_rows, N, features, data, block, functions.mean.T)
     functions = white_factors(functions, *(x.T for x in sides))
-    weights, squares = at.sweep((functions.mean, functions.var), weights, Expectation(temperature))
+    moments = functions.mean, functions.var
+    current = weights, 1 / at.sigma2, at.prior, Expectation(temperature)
+    weights, squares = at.layout.sweep(data, moments, *current, passes=PASSES)
     return posterior._replace(functions=functions, weights=weights), squares
 
 

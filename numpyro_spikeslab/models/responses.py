@@ -163,9 +163,10 @@ def advice_on_tails(fitted: Fitted) -> str:
     scale = np.sqrt(np.mean(residuals**2))
     if scale <= ROUNDING * np.max(np.abs(fitted.y)):
         return ""
-    z = residuals[:, None] / scale
+    # outliers on one side move the mean, and not the median
+    z, centred = (x[:, None] / scale for x in (residuals, residuals - np.median(residuals)))
     dof, unit = (x.ravel() for x in np.meshgrid((1.0, 2.0, 4.0), (0.1, 0.2, 0.4, 0.6, 0.8)))
-    if not is_better(stats.t.logpdf(z, dof, scale=unit) - stats.norm.logpdf(z)):
+    if not is_better(stats.t.logpdf(centred, dof, scale=unit) - stats.norm.logpdf(z)):
         return ""
     remedy = "try likelihood='student', or the logarithm of a skewed y"
     return f"residuals have heavier tails than Normal ones: {remedy}"

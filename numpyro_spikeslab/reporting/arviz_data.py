@@ -7,6 +7,7 @@ dimension ``sample``. All other dimensions are *plates*.
 """
 
 from collections.abc import Hashable, Iterable, Mapping
+from itertools import product
 from numbers import Integral
 from typing import Any
 
@@ -221,6 +222,23 @@ def check_pairs(methods: Methods, names: list[str], argument: str) -> None:
         if not set(names) <= set(weights):
             expected = f"spike-and-slab weights, which are {weights} in {method!r}"
             raise bad(argument, names, expected, "Declare them with spike_slab.")
+
+
+def comparable_pairs(methods: Methods, var_names: str | Iterable[str] | None) -> list[str]:
+    """Return weights, by default all pairs of the first method, that all methods have."""
+    draws = posterior(next(iter(methods.values())))
+    found = pairs(draws)
+    if var_names is None and not found:
+        got, remedy = f"the variables {sorted(map(str, draws))}", "Collect both when sampling."
+        raise bad("data", got, "a weight `w` with its indicator `w_spike`", remedy)
+    names = comparable(methods, var_names, found)
+    check_pairs(methods, names, "var_names")
+    return names
+
+
+def element_labels(values: xr.DataArray, dims: Iterable[str]) -> list[str]:
+    """Return a label for each element along these plates."""
+    return [", ".join(map(str, at)) for at in product(*(values[dim].values for dim in dims))]
 
 
 def values_by_name(

@@ -2,7 +2,6 @@
 """Pictures of inclusion probabilities: of all weights, and of tasks by functions."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import product
 
 from arviz_plots import PlotCollection
 import numpy as np
@@ -70,19 +69,14 @@ def plot_inclusion(
         remedy = "Give 1 to mark no weight."
         raise bad("threshold", threshold, "a probability between 0 and 1", remedy)
     methods = arviz_data.as_methods(data)
-    draws = posterior(next(iter(methods.values())))
-    pairs = arviz_data.pairs(draws)
-    if var_names is None and not pairs:
-        got, remedy = f"the variables {sorted(map(str, draws))}", "Collect both when sampling."
-        raise bad("data", got, "a weight `w` with its indicator `w_spike`", remedy)
-    names = arviz_data.comparable(methods, var_names, pairs)
-    arviz_data.check_pairs(methods, names, "var_names")
+    names = arviz_data.comparable_pairs(methods, var_names)
     ticks, note = {}, ""
     if isinstance(reference, str):
         arviz_data.check_reference(reference, methods)
         ticks = {name: inclusion(methods[reference], name) for name in names}
         note = f" (black ticks: {reference})"
     elif reference is not None:
+        draws = posterior(next(iter(methods.values())))
         like = {name: arviz_data.mean(draws[name]) for name in names}
         ticks = arviz_data.values_by_name(reference, like, names)
         note = " (black ticks: reference)"
@@ -107,7 +101,7 @@ def table_of(methods: Methods, name: str, reference: xr.DataArray | float) -> xr
     ticks = (xr.zeros_like(table.isel(summary=0)) + reference).assign_coords(summary="reference")
     table = xr.concat([table, ticks], "summary").transpose("summary", "model", ...)
     plates, element = list(map(str, table.dims[2:])), f"{name}_element"
-    labels = [", ".join(map(str, at)) for at in product(*(table[dim].values for dim in plates))]
+    labels = arviz_data.element_labels(table, plates)
     cells = table.values.reshape(*table.shape[:2], -1)
     first = next(iter(methods.values()))
     groups = group_labels(first, posterior(first)[name])

@@ -59,17 +59,15 @@ def inclusion_statistics(data: xr.DataTree, name: str, prior: Any = None) -> xr.
     return xr.concat(rows.values(), "summary").assign_coords(summary=list(rows))
 
 
-def draws_of_effects(data: xr.DataTree, name: str) -> xr.DataArray:
-    """Return the draws of a pair, NaN where it is not included."""
-    return posterior(data)[name].where(arviz_data.spike_draws(data, name) > 0)
-
-
-def effect_statistics(data: xr.DataTree, name: str, ratio: str | None) -> xr.DataArray:
+def effect_statistics(
+    data: xr.DataTree, name: str, ratio: str | None = None, prob: float | None = None
+) -> xr.DataArray:
     """Compute mean, sd and interval of a weight among the draws that include it.
 
     :param ratio: a name, if the exponentials of mean and interval are wanted.
+    :param prob: probability of the interval, by default that of ``rcParams``.
     """
-    draws = draws_of_effects(data, name)
+    draws = posterior(data)[name].where(arviz_data.spike_draws(data, name) > 0)
     with warnings.catch_warnings():
         # of weights that are never in
         warnings.simplefilter("ignore", RuntimeWarning)
@@ -79,6 +77,7 @@ def effect_statistics(data: xr.DataTree, name: str, ratio: str | None) -> xr.Dat
             kind="stats",
             fmt="xarray",
             round_to="none",
+            ci_prob=prob,
             skipna=True,
         )[name]
     if ratio is not None:

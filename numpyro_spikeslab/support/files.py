@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 PLAIN = "iufmM"
 """Kinds of entries that files keep: numbers, dates and durations without a time zone."""
 
+NUMBERS = "integer", "floating", "mixed-integer-float", "decimal", "boolean"
+"""Kinds of entries that are numbers, in columns of objects or with missing values of their own."""
+
 LEVELS = "levels"
 """Attribute of a column with the levels of its categories in order."""
 
@@ -27,15 +30,25 @@ def plain_labels(index: "pd.Index") -> np.ndarray:
 
 
 def plain_columns(table: "pd.DataFrame") -> "pd.DataFrame":
-    """Make strings of all entries but numbers, booleans, dates and durations."""
+    """Return columns as numbers, booleans, dates, durations or categories, all else as strings."""
     return table.apply(_plain_column)
 
 
-def _plain_column(column: "pd.Series") -> "pd.Series":
+def _plain_column(column: "pd.Series") -> Any:
+    import pandas as pd
+
     if column.dtype == "category":
         return column.cat.rename_categories([str(x) for x in column.cat.categories])
-    is_plain = isinstance(column.dtype, np.dtype) and column.dtype.kind in f"b{PLAIN}"
-    return column if is_plain else column.map(str, na_action="ignore")
+    if isinstance(column.dtype, np.dtype) and column.dtype != object:
+        return column
+    kind = pd.api.types.infer_dtype(column)
+    if kind in NUMBERS:
+        return pd.to_numeric(column.astype(object).where(column.notna(), np.nan))
+    if kind == "period":
+        return column.dt.to_timestamp()
+    if kind.startswith("date"):
+        return pd.to_datetime(column).dt.tz_localize(None)
+    return column.astype(object).map(str, na_action="ignore")
 
 
 def stored_columns(table: "pd.DataFrame", dim: str) -> xr.Dataset:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows and columns of a table, and what speaks of them, in their order."""
+"""Labels of rows and columns, and the order of arguments by them."""
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from jaxtyping import Float, Int
@@ -32,7 +33,8 @@ class Axis(NamedTuple):
         self, argument: str, values: Any, may_be_one: bool = True
     ) -> Float[np.ndarray, " N"]:
         """Return a number for each element, in order, from labelled numbers, an array or one."""
-        order, numbers = self.order(argument, row_labels(values)), as_numbers(argument, values)
+        order = self.order(argument, row_labels(values), isinstance(values, Mapping))
+        numbers = as_numbers(argument, values)
         if may_be_one and numbers.ndim == 0:
             return np.broadcast_to(numbers, self.size)
         if numbers.shape != (self.size,):
@@ -42,31 +44,34 @@ class Axis(NamedTuple):
             raise bad(argument, f"the shape {numbers.shape}", expected, remedy)
         return numbers[order]
 
-    def order(self, argument: str, labels: pd.Index | None) -> Int[np.ndarray, " N"]:
-        """Return for each element the place of what has its label, or its own place.
+    def order(
+        self, argument: str, labels: pd.Index | None, are_keys: bool = False
+    ) -> Int[np.ndarray, " N"]:
+        """Return for each element the place of its label, or its own place.
 
-        Without labels on one side places decide. A default index, 0, 1 and so on, is none beside
-        other than numbers; beside numbers it means rows in another order.
+        Places decide if one side has no labels. A default index, 0, 1 and so on, has none beside
+        strings or dates; beside numbers it means rows in another order.
 
+        :param are_keys: whether labels are keys of a mapping, which are always meant.
         :raises ValueError: if labels are missing, unknown or repeated.
         """
-        places = np.arange(self.size)
-        if self.labels is None or labels is None or labels.equals(self.labels):
-            return places
-        both = self.labels, labels
-        # keys of a mapping are objects, and always meant
-        is_default = [x.dtype != object and x.equals(pd.RangeIndex(len(x))) for x in both]
-        if any(is_default) and not all(x.inferred_type in ("integer", "floating") for x in both):
-            return places
-        own, given = self.labels.unique(), labels.unique()
+        mine = self.names if are_keys else self.labels
+        if mine is None or labels is None or labels.equals(mine):
+            return np.arange(self.size)
+        both = mine, labels
+        is_default = [index.equals(pd.RangeIndex(len(index))) for index in both]
+        is_number = [index.inferred_type in ("integer", "floating") for index in both]
+        if any(is_default) and not all(is_number) and not are_keys:
+            return np.arange(self.size)
+        own, given = mine.unique(), labels.unique()
         place = given.get_indexer(own)
         wrong = {
             "missing": own[place < 0].tolist(),
             "unknown": given[own.get_indexer(given) < 0].tolist(),
-            "repeated": [*dict.fromkeys(label for x in both for label in x[x.duplicated()])],
+            "repeated": [*{k: 0 for index in both for k in index[index.duplicated()]}],
         }
         if any(wrong.values()):
-            got = ", ".join(f"{kind} labels {some(x)}" for kind, x in wrong.items() if x)
+            got = ", ".join(f"{how} labels {some(ones)}" for how, ones in wrong.items() if ones)
             remedy = f"Without labels, as in an array, {argument} goes by place."
             raise bad(argument, got, f"a label for each {self.name}", remedy)
         return place

@@ -124,7 +124,8 @@ def group_numbers(groups: Any, names: pd.Index) -> tuple[Int[np.ndarray, " P"], 
     """Return for each column a number and a title, the same for columns of a group."""
     lists = list(groups.values() if isinstance(groups, Mapping) else groups)
     if not all(isinstance(x, list | tuple | set | pd.Index | np.ndarray) for x in lists):
-        order = Axis("column of X", len(names), names).order("groups", row_labels(groups))
+        axis, are_keys = Axis("column of X", len(names), names), isinstance(groups, Mapping)
+        order = axis.order("groups", row_labels(groups), are_keys)
         numbers = pd.factorize(pd.Series(lists, dtype=object))[0]
         if len(numbers) != len(names) or (numbers < 0).any():
             expected = f"{len(names)}, one for each column of X, none missing"

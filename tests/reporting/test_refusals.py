@@ -25,6 +25,7 @@ from numpyro_spikeslab import (
     compare,
     credible_sets,
     models_table,
+    plot_effects,
     plot_fit,
     plot_inclusion,
     plot_latent_functions,
@@ -127,6 +128,7 @@ CASES = {
     "chain": (lambda: summary(PLANTED, coords={"chain": [0]}), r"coords: .*data\.sel"),
     "top 0": (lambda: summary(ONE, top=0), "top: got 0, expected a whole"),
     "top 2.5": (lambda: summary(ONE, top=2.5), "top: got 2.5, expected a whole"),
+    "ratios": (lambda: summary(ONE, ratios=True), "ratios: got .* expected True for a sparse_reg"),
     # several methods
     "one posterior": (lambda: compare(TWO, "w", "a"), "data: got DataTree, expected a mapping"),
     "one method": (lambda: compare({"a": TWO}, "w", "a"), r"data: got \['a'\], expected a map"),
@@ -169,6 +171,8 @@ CASES = {
     # pictures
     "indicator": (lambda: plot_inclusion(TWO, "w_spike"), r"got \['w_spike'\], expected spike"),
     "no weight": (lambda: plot_inclusion(of(mu=np.zeros((2, 10)))), r"\['mu'\], expected a weight"),
+    "no effect": (lambda: plot_effects(of(mu=np.zeros((2, 10)))), r"\['mu'\], expected a weight"),
+    "no effects": (lambda: plot_effects(TWO, top=0), "top: got 0, expected a whole"),
     "no indicator": (
         lambda: plot_inclusion(ONE_WITHOUT),
         r"spike-and-slab weights, .* \[\] in 'b'",

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Columns that formulas make of tables, and errors in words of the package."""
+
+import difflib
+import re
+from typing import Any
+import warnings
+
+import numpy as np
+import pandas as pd
+
+from numpyro_spikeslab.support.files import plain_columns
+from numpyro_spikeslab.support.messages import bad, some
+from numpyro_spikeslab.support.tabular import UNIT, in_pandas
+
+LEVELS = "Leave these rows out, or let the regression see rows of these levels."
+
+
+def sides(formula: str, data: Any) -> tuple[pd.DataFrame, Any]:
+    """Make the response, a column, and the columns of a formula, which know their terms.
+
+    :raises ModuleNotFoundError: if ``formulaic`` is not installed.
+    :raises ValueError: unless it has one response, an intercept and more, which the data can give.
+    """
+    try:
+        from formulaic import Formula, SimpleFormula
+        from formulaic.errors import FormulaicError
+    except ImportError as error:
+        remedy = "pip install 'formulaic>=1.1', or give X and y."
+        raise ModuleNotFoundError(f"A formula needs formulaic: {remedy}") from error
+
+    def refused(expected: str, remedy: str) -> ValueError:
+        return bad("X", f"the formula {formula!r}", expected, remedy)
+
+    try:
+        parsed = Formula(formula)
+    except (FormulaicError, SyntaxError):
+        if re.search(r"(?<![\w.])\.(?![\w.])", formula):
+            remedy = "`X=data.drop(columns='y'), y=data['y']` takes all columns but one."
+            raise refused("names of columns instead of `.`", remedy) from None
+        remedy = "Operators stand between names, brackets are closed, a name with blanks is `a b`."
+        raise refused("one that can be read, 'y ~ a + b'", remedy) from None
+    parts = getattr(parsed, "lhs", None), getattr(parsed, "rhs", None)
+    if not all(isinstance(x, SimpleFormula) for x in parts):
+        remedy = "The response stands before one `~`, and columns behind it, without `|`."
+        raise refused("one with one response, 'y ~ a + b'", remedy)
+    y, X = (model_matrix("data", x, data) for x in parts)
+    if y.shape[1] != 1:
+        remedy = f"Write a class as `{{{formula.split('~')[0].strip()} == 'yes'}} ~ a + b`."
+        if len(y.model_spec.terms) > 1:
+            remedy = "Regress each response by itself."
+        raise refused(f"one with one response, not {some([*y.columns])}", remedy)
+    if "Intercept" not in X:
+        remedy = "Leave out `0 +` or `- 1`: the intercept is always in."
+        raise refused("one with an intercept", remedy)
+    if X.shape[1] == 1:
+        raise refused("columns beside the intercept", "Name them: 'y ~ a + b'.")
+    return pd.DataFrame(y), X
+
+
+def model_matrix(argument: str, source: Any, data: Any) -> Any:
+    """Make columns of a table by a part of a formula or by the spec of columns that it has made.
+
+    :raises ValueError: if it lacks values, columns or levels, with their names and rows.
+    """
+    from formulaic.errors import DataMismatchWarning
+
+    frame, gaps = in_pandas(argument, data), set[int]()
+    if not isinstance(frame, pd.DataFrame):
+        got = "None" if data is None else f"a {type(data).__name__}"
+        remedy = "pandas, polars and pyarrow make them; so does pandas.DataFrame of a dict."
+        raise bad(argument, got, "a table with names of columns", remedy)
+    frame = plain_columns(frame)
+    check_levels(argument, source, frame)
+    try:
+        with warnings.catch_warnings():
+            # it would take categories that are new for the first one
+            warnings.simplefilter("error", DataMismatchWarning)
+            # the gaps that come of it are named
+            warnings.simplefilter("ignore", RuntimeWarning)
+            made = source.get_model_matrix(frame, na_action="drop", drop_rows=gaps)
+    # the terms may call any function
+    except Exception as error:
+        raise failure(argument, source, frame, error) from None
+    if gaps:
+        raise gaps_in(argument, named_in(source, frame), sorted(gaps))
+    return made
+
+
+def named_in(source: Any, frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns that a formula names."""
+    words = re.findall(r"\w+|(?<=`)[^`]+(?=`)", str(getattr(source, "formula", source)))
+    return frame[[name for name in frame if name in words]]
+
+
+def gaps_in(argument: str, frame: pd.DataFrame, rows: Any) -> ValueError:
+    """Make the error for rows with gaps."""
+    names = frame.columns[frame.isna().any()].tolist()
+    got = f"gaps in {len(rows)} of {len(frame)} rows, {some(frame.index[rows].tolist())}"
+    expected = f"none in {some(names)}" if names else "terms that are numbers for all rows"
+    remedy = "Leave these rows out (dropna of pandas, drop_nulls of polars), or impute the values."
+    return bad(argument, got, expected, remedy)
+
+
+def failure(argument: str, source: Any, frame: pd.DataFrame, error: Exception) -> ValueError:
+    """Make the error for a table that a formula does not take, from that of formulaic."""
+    from formulaic.errors import DataMismatchWarning
+
+    cause, used = error.__cause__, named_in(source, frame)
+    if isinstance(cause, NameError):
+        return unknown_name(argument, re.split("['`]", str(cause))[1], str(source), frame)
+    if isinstance(error, DataMismatchWarning):
+        return bad(argument, "new levels", "those of `data`, which the formula names", LEVELS)
+    if (gaps := used.isna().any(axis=1)).any():
+        return gaps_in(argument, used, np.flatnonzero(gaps).tolist())
+    if dates := [name for name, dtype in used.dtypes.items() if dtype.kind in "mM"]:
+        return bad(argument, f"dates in {dates}", "numbers or categories", UNIT)
+    term = ", ".join(re.findall("`.+?`", str(error))[:1]) or "a term"
+    if isinstance(cause, ValueError) and hasattr(source, "encoder_state"):
+        remedy = "Leave these rows out, or say what a spline is there: bs(a, extrapolation='clip')."
+        return bad(argument, f"rows out of the range of {term}", "the range of `data`", remedy)
+    remedy = "Make a column of it in `data` first, which shows what is wrong."
+    return bad(argument, f"columns for which {term} fails", "numbers or categories", remedy)
+
+
+def unknown_name(argument: str, name: str, formula: str, frame: pd.DataFrame) -> ValueError:
+    """Make the error for a name that is no column."""
+    if name == "offset":
+        remedy = "Leave it out, and give `offset=data['a']` beside the formula."
+        return bad("X", "`offset()` in a formula", "terms with weights", remedy)
+    if f"{name}(" in formula:
+        expected = "those of formulaic, as bs, poly and C, or of numpy"
+        return bad("X", f"the unknown function {name!r}", expected, f"Is it `np.{name}`?")
+    names = [*map(str, frame)]
+    near = difflib.get_close_matches(name, names, 3)
+    remedy = f"Is it {' or '.join(near)}?" if near else f"The columns are {some(names)}."
+    return bad(argument, f"no column {name!r}", "all that the formula names", remedy)
+
+
+def check_levels(argument: str, source: Any, frame: pd.DataFrame) -> None:
+    """Refuse levels of categories that a regression has not seen, and numbers in their place."""
+    for factor, (_, state) in getattr(source, "encoder_state", {}).items():
+        # of a column itself: functions of it have other levels
+        for name in {factor, factor.removeprefix("C(").split(",")[0].rstrip(")")} & {*frame}:
+            known = [*state.get("categories", frame[name])]
+            new = frame[name][~frame[name].isin(known)].dropna()
+            if len(new):
+                levels, rows = some(new.unique().tolist()), some(new.index.tolist())
+                got = f"the levels {levels} of {name!r} in rows {rows}"
+                raise bad(argument, got, f"one of {some(known)}", LEVELS)
