@@ -189,8 +189,8 @@ def advice_on_separation(limit: float, fitted: Fitted) -> str:
     if np.max(np.abs(fitted.predictor)) < limit:
         return ""
     return (
-        "columns separate the classes, so the prior sets the size of their effects: take them out "
-        "of `always`, whose prior is wide, and report inclusion rather than effects"
+        "columns separate the classes, so the prior sets the size of their effects: report their "
+        "inclusion, and leave them out of `always`, whose prior is wide"
     )
 
 
