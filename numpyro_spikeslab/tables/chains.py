@@ -26,7 +26,7 @@ from numpyro_spikeslab.fitting.paired_guide import PairedGuide
 from numpyro_spikeslab.fitting.posterior import strong
 from numpyro_spikeslab.fitting.run import STILL
 from numpyro_spikeslab.fitting.variational import FitStatistics, log_densities
-from numpyro_spikeslab.models.responses import ROUNDING, ResponseKind
+from numpyro_spikeslab.models.responses import RESPONSES, ROUNDING, ResponseKind
 from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
@@ -101,8 +101,8 @@ class TableModel(NamedTuple):
 class Table(NamedTuple):
     """The arguments of compiled code, padded to a size that tables of like shapes share.
 
-    Padding rows are masked; only a Normal likelihood has them. Padding columns are zero: the data
-    leave their weights to the prior, so the posterior of all else is the same.
+    Padding rows are masked. Padding columns are zero: the data leave their weights to the prior, so
+    the posterior of all else is the same.
 
     - **columns** - P columns of N rows each.
     - **data** - other arguments of the model, by name.
@@ -121,14 +121,14 @@ class Table(NamedTuple):
     ) -> tuple["Table", TableModel]:
         """Pad arguments of :func:`~numpyro_spikeslab.models.sparse_regression`."""
         X, dtype = data["X"], jnp.result_type(float)
-        # a mask may stand for counts of observations, for which some have no augmentation
-        num_rows = (padded(len(X)) - len(X)) * model.kind.has_precisions
+        # what weights mean is settled, so estimators and functions share programs
+        model = model._replace(kind=RESPONSES[model.kind.name])
+        num_rows = padded(len(X)) - len(X)
         # a term has few columns, and none of padding
         num_columns = (padded(X.shape[1]) - X.shape[1]) * (model.heredity is None)
         others = {name: np.asarray(x, dtype) for name, x in data.items() if name != "X"}
         data = {name: _longer(x, num_rows, float(name == "count")) for name, x in others.items()}
-        if model.kind.has_precisions:
-            data["mask"] = np.arange(len(X) + num_rows) < len(X)
+        data["mask"] = np.arange(len(X) + num_rows) < len(X)
         columns = _longer(_longer(X, num_rows).T, num_columns).astype(dtype)
         if model.groups is not None:
             first = model.num_spikes(X.shape[1])
@@ -137,7 +137,8 @@ class Table(NamedTuple):
             # any will do
             prior = {"probabilities": _longer(prior["probabilities"], num_columns, 0.01)}
         start, offset = model.kind.start, data.get("offset", np.zeros_like(data["y"]))
-        intercept = None if start is None else start(data["y"], offset)
+        count = data["mask"] * data.get("count", 1.0)
+        intercept = None if start is None else start(data["y"], offset, count)
         return cls(columns, data, prior, intercept), model
 
 

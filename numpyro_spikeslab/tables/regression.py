@@ -38,7 +38,7 @@ def sparse_regression(
     y: Any = None,
     *,
     data: Any = None,
-    likelihood: str = "normal",
+    likelihood: Any = "normal",
     always: Any = (),
     groups: Any = None,
     heredity: str | None = None,
@@ -129,8 +129,9 @@ def sparse_regression(
     :param inclusion: prior inclusion probabilities, such as annotations: a number, or one for each
         column, shape (P,), the same in each group. By default the probability is learned.
     :param weights: a positive number for each row, shape (N,). Under a Normal likelihood its noise
-        has the variance ``sigma**2 / weight``. Under others it is a whole number, how often the row
-        was seen.
+        has the variance ``sigma**2 / weight``: a weight is a precision. Under others it is how
+        often the row counts, and may be a fraction, a power of its density, or 0; under a probit
+        likelihood it is a whole number.
     :param offset: a number that is added to the predictor of each row, shape (N,), such as the
         logarithm of exposure in a regression of counts.
     :param totals: number of trials of each row, for the Binomial likelihood, or one number. Rows
