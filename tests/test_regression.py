@@ -30,7 +30,7 @@ KEY = random.key(0)
 @pytest.fixture(scope="module")
 def tree():
     X, y = table()
-    return nss.sparse_regression(KEY, X, y, X_new=X.iloc[:4], num_samples=2000)
+    return nss.sparse_regression(KEY, X, y, X_new=X.iloc[:4])
 
 
 def exact(X, y):
@@ -93,6 +93,15 @@ def test_chains_agree_with_quadrature(tree):
     assert (abs(summary["mean"] - in_units) < 5 * summary["mcse_mean"]).all()
 
 
+def test_chains_have_as_many_draws_as_asked_for_though_they_agree_before(tree):
+    X, y = table()
+    longer = nss.sparse_regression(KEY, X, y, num_samples=520)
+    assert longer["summary"].attrs["num_samples"] == longer["posterior"].sizes["draw"] == 520
+    # which are the same as far as both go
+    w, first = longer["posterior"]["w"], tree["posterior"]["w"]
+    np.testing.assert_array_equal(w[:, :250], first[:, :250])
+
+
 def test_a_constant_column_has_the_weight_zero(tree):
     row = tree["summary"].to_dataset().sel(feature="batch")
     assert row["mean"] == row["sd"] == row["inclusion"] == row["cavi"] == 0
@@ -132,7 +141,7 @@ def test_names_groups_and_diagnostics(tree):
     assert (arviz_stats.rhat(draws[["sigma", "slab_scale", "inclusion"]]) < 1.02).all()
     # NUTS given the slabs of all weights would move it ten times as slowly
     assert arviz_stats.ess(draws[["slab_scale"]])["slab_scale"] > 0.12 * draws["sigma"].size
-    assert summary.attrs["num_samples"] == draws.sizes["draw"] < 2000
+    assert summary.attrs["num_samples"] == draws.sizes["draw"] < table_chains.MOST
     assert (frame["cavi_is_off"] == (abs(frame["cavi"] - frame["inclusion"]) > 0.2)).all()
     compared = nss.compare({"chains": tree, "CAVI": tree["cavi"]}, ["w", "sigma"], "chains")
     assert compared.loc["CAVI", "k_hat"] == summary.attrs["k_hat"] > 0

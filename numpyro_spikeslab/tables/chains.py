@@ -42,8 +42,9 @@ NUM_FIT_DRAWS = 1000
 PROBABILITIES = "inclusion_probabilities.w"
 """The field of chains with the conditional inclusion probabilities."""
 
-ROUND = 250
-"""Draws of a chain before the first look at whether all chains agree, and between two looks."""
+ROUND, MOST = 250, 1000
+"""Draws of a chain before the first look at whether all chains agree, and between two looks; and at
+most, unless their number is given."""
 
 MAX_R_HAT, MIN_ESS = 1.01, 400
 """Chains agree if all R-hats are below, and all effective sample sizes above."""
@@ -59,22 +60,27 @@ UNDECIDED = 0.01
 
 
 class Run(NamedTuple):
-    """A random key, and numbers of warm-up steps, of draws at most, and of chains."""
+    """A random key, and numbers of warm-up steps, of draws and of chains.
+
+    - **may_stop** - whether chains stop when they agree: then the draws are those at most.
+    """
 
     key: Array
     warmup: int
     samples: int
     chains: int
+    may_stop: bool
 
     @classmethod
     def checked(cls, key: Any, kind: ResponseKind, warmup: Any, samples: Any, chains: Any) -> "Run":
-        """Check the arguments of a regression; ``warmup`` may be `None`."""
+        """Check the arguments of a regression; ``warmup`` and ``samples`` may be `None`."""
         check_key(key)
         return cls(
             key,
             checked_count("num_warmup", kind.warmup if warmup is None else warmup, 0),
-            checked_count("num_samples", samples, 1),
+            checked_count("num_samples", MOST if samples is None else samples, 1),
             checked_count("num_chains", chains, 1),
+            samples is None,
         )
 
 
@@ -264,7 +270,7 @@ def fit_and_chains(
 ) -> tuple[Any, xr.DataTree | None, xr.DataTree]:
     """Return a seed, draws of a fit if there is one, and draws of chains that start there.
 
-    Chains stop at the end of a round if they agree.
+    Chains that may stop do so at the end of a round if they agree.
 
     :param data: arguments of :func:`~numpyro_spikeslab.models.sparse_regression`, of numpy.
     """
@@ -294,7 +300,7 @@ def fit_and_chains(
         states = [state for state, _ in ends]
         parts = [{name: np.asarray(x)[:size] for name, x in draws.items()} for _, draws in ends]
         rounds.append({name: np.stack([part[name] for part in parts]) for name in parts[0]})
-        if len(rounds) * ROUND < run.samples and agree(rounds):
+        if run.may_stop and len(rounds) * ROUND < run.samples and agree(rounds):
             break
     joined = {name: np.concatenate([x[name] for x in rounds], axis=1) for name in rounds[0]}
     if "sigma" in model.kind.free_sites and not (joined["sigma"] > ROUNDING).all():

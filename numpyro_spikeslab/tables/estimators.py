@@ -46,7 +46,7 @@ class TableEstimator(BaseEstimator):
         always: Any = (),
         expected_size: float | None = None,
         num_warmup: int | None = None,
-        num_samples: int = 1000,
+        num_samples: int | None = None,
         num_chains: int = 4,
         random_state: Any = None,
     ) -> None:
@@ -210,7 +210,7 @@ class SparseClassifier(ClassifierMixin, TableEstimator):
         class_weight: Any = None,
         expected_size: float | None = None,
         num_warmup: int | None = None,
-        num_samples: int = 1000,
+        num_samples: int | None = None,
         num_chains: int = 4,
         random_state: Any = None,
     ) -> None:

@@ -49,7 +49,7 @@ def sparse_regression(
     X_new: Any = None,
     expected_size: float | None = None,
     num_warmup: int | None = None,
-    num_samples: int = 1000,
+    num_samples: int | None = None,
     num_chains: int = 4,
 ) -> xr.DataTree:
     """Regress a response on the columns of a table, if few of the columns matter.
@@ -146,10 +146,11 @@ def sparse_regression(
     :param num_warmup: steps of each chain before its draws. The default is 500, in which chains of
         other likelihoods learn their proposals, and 50 under a Normal one: chains start at the
         fit.
-    :param num_samples: draws of each chain at most. They stop at 250, 500 and so on if they agree:
-        if rank-normalised R-hat is at most 1.01 and the effective sample sizes of bulk and tails
-        are 400 at least, for ``sigma``, the intercept and all weights of inclusion probability
-        above 0.01. The attribute ``num_samples`` of the summary says how many were drawn.
+    :param num_samples: draws of each chain. By default chains stop when they agree, at 250, 500,
+        750 or at last 1,000 draws: if rank-normalised R-hat is at most 1.01 and the effective
+        sample sizes of bulk and tails are 400 at least, for ``sigma``, the intercept and all
+        weights of inclusion probability above 0.01. The attribute ``num_samples`` of the summary
+        says how many were drawn.
     :param num_chains: number of chains, which run side by side.
     :raises ValueError: if an argument has another shape or other labels, values that are not
         finite or that the likelihood does not allow, too few rows or no variation; if a number is

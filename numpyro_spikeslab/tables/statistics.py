@@ -44,7 +44,7 @@ def sparse_regression_from_statistics(
     inclusion: Any = None,
     expected_size: float | None = None,
     num_warmup: int | None = None,
-    num_samples: int = 1000,
+    num_samples: int | None = None,
     num_chains: int = 4,
 ) -> xr.DataTree:
     r"""Regress a response on columns from statistics, without their rows.
