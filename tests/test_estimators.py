@@ -32,10 +32,10 @@ def sorted_rows(model):
     return model.data_["constant_data"]["row"].values
 
 
-def test_the_estimator_is_the_function():
+def test_the_estimator_is_the_function(capsys):
     X, y = table()
     model = nss.SparseRegressor(random_state=0, **FEW)
-    assert model.fit(X, y) is model
+    assert model.fit(X, y) is model and not capsys.readouterr().err
     assert list(model.feature_names_in_) == NAMES and model.n_features_in_ == 5
     order = sorted_rows(model)
     tree = nss.sparse_regression(random.key(0), X.loc[order], y.loc[order], **FEW)

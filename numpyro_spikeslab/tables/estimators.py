@@ -96,6 +96,7 @@ class TableEstimator(BaseEstimator):
         frame = pd.DataFrame(table[kept][order], kept[order], names)
         kind = RESPONSES[self.likelihood]._replace(has_precisions=False)
         options = self.get_params() | {"likelihood": kind, "weights": counts[order]}
+        options["progress_bar"] = False
         options.pop("class_weight", None)
         seed = options.pop("random_state")
         state = check_random_state(seed)

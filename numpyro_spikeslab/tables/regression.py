@@ -51,6 +51,7 @@ def sparse_regression(
     num_warmup: int | None = None,
     num_samples: int | None = None,
     num_chains: int = 4,
+    progress_bar: bool = True,
 ) -> xr.DataTree:
     """Regress a response on the columns of a table, if few of the columns matter.
 
@@ -152,6 +153,8 @@ def sparse_regression(
         weights of inclusion probability above 0.01. The attribute ``num_samples`` of the summary
         says how many were drawn.
     :param num_chains: number of chains, which run side by side.
+    :param progress_bar: whether to show what is going on: compiling, the fit, warm-up, and draws
+        with the largest R-hat so far of what has to agree.
     :raises ValueError: if an argument has another shape or other labels, values that are not
         finite or that the likelihood does not allow, too few rows or no variation; if a number is
         out of its range, or a column is in two groups; if a formula cannot be read or does
@@ -170,7 +173,7 @@ def sparse_regression(
         )
     """
     kind = response_kind(likelihood)
-    run = Run.checked(key, kind, num_warmup, num_samples, num_chains)
+    run = Run.checked(kind, key, num_warmup, num_samples, num_chains, progress_bar)
     given = formula_table(X, y, data, groups, always, X_new)
     of_rows = {"offset": offset, "totals": totals, "weights": weights}
     table, rows, new = checked_inputs(given, kind, of_rows)

@@ -46,6 +46,7 @@ def sparse_regression_from_statistics(
     num_warmup: int | None = None,
     num_samples: int | None = None,
     num_chains: int = 4,
+    progress_bar: bool = True,
 ) -> xr.DataTree:
     r"""Regress a response on columns from statistics, without their rows.
 
@@ -96,7 +97,7 @@ def sparse_regression_from_statistics(
         dt["summary"].to_dataset().to_dataframe()
     """
     kind = response_kind("normal")
-    run = Run.checked(key, kind, num_warmup, num_samples, num_chains)
+    run = Run.checked(kind, key, num_warmup, num_samples, num_chains, progress_bar)
     n = checked_count("n", n, 3)
     arguments = {"XtX": XtX, "Xty": Xty, "yty": yty, "z": z, "R": R}
     names = [name for name, x in arguments.items() if x is not None]
