@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from numpyro_spikeslab.reporting.plot_functions import plot_fit, plot_latent_functions
     from numpyro_spikeslab.reporting.plot_inclusion import plot_inclusion, plot_weights
     from numpyro_spikeslab.reporting.tables import compare, summary
-    from numpyro_spikeslab.tables.estimators import SparseClassifier, SparseRegression
+    from numpyro_spikeslab.tables.estimators import SparseClassifier, SparseRegressor
     from numpyro_spikeslab.tables.predict import log_likelihood, predict
     from numpyro_spikeslab.tables.regression import sparse_regression
     from numpyro_spikeslab.tables.statistics import sparse_regression_from_statistics
@@ -38,7 +38,7 @@ __all__ = [
     "PairedGibbs",
     "PairedGuide",
     "SparseClassifier",
-    "SparseRegression",
+    "SparseRegressor",
     "SpikeSlab",
     "add_variational_stats",
     "align",
@@ -72,7 +72,7 @@ except PackageNotFoundError:  # imported from sources that are not installed
 # Tables and pictures take seconds to import, and most programs make none.
 _LAZY = {
     "SparseClassifier": "tables.estimators",
-    "SparseRegression": "tables.estimators",
+    "SparseRegressor": "tables.estimators",
     "add_variational_stats": "fitting.variational",
     "align": "reporting.align",
     "compare": "reporting.tables",

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from refusals import refusals
 from scipy import stats
+from scipy.special import logsumexp
 from truth.enumeration import regression, sum_over_scales
 from truth.known_draws import columns_of
 
@@ -112,6 +113,41 @@ def test_counted_rows_are_repeated_rows():
     np.testing.assert_equal(weighted, repeated)
 
 
+def test_fractions_are_powers_of_the_normal_density():
+    """Whose integral over the intercept is that of the contrasts."""
+    X, y, *_ = table()
+    counts = np.random.default_rng(0).gamma(0.5, 4.0, 24)
+    counts[0] = 0.0
+    kind = response_kind("normal")._replace(has_precisions=False)
+    units, data = arguments_of_model(X, y, kind, counts)
+    assert units.num_rows == pytest.approx(counts.sum()) and units.noise == 1.0
+    Z, r = (X - units.x["mean"].values) / units.x["sd"].values, (y - units.y_mean) / units.y_sd
+    b = np.arange(-9, 9, 0.01)
+
+    def of_contrasts(w, sigma):
+        return (data["count"] * stats.norm.logpdf(data["y"], data["X"] @ w, sigma)).sum()
+
+    def of_rows(w, sigma):
+        f = b[:, None] + Z.to_numpy() @ w
+        return logsumexp((counts * stats.norm.logpdf(r, f, sigma)).sum(-1))
+
+    changes = [of(0.4 * np.arange(5), 1.1) - of(np.zeros(5), 0.7) for of in (of_rows, of_contrasts)]
+    assert changes[0] == pytest.approx(changes[1], rel=1e-9)
+
+
+@pytest.mark.parametrize("likelihood", ["student", "negative_binomial"])
+def test_half_a_row_twice_is_a_row(likelihood):
+    X, y, *_ = table()
+    y = np.round(y - y.min())
+    units, data = arguments_of_model(X, y, likelihood)
+    twice = pd.concat([X, X]), np.tile(y, 2), likelihood, np.full(48, 0.5)
+    others, halves = arguments_of_model(*twice)
+    np.testing.assert_allclose(others.x.to_array(), units.x.to_array())
+    assert others[1:] == pytest.approx(units[1:])
+    assert (halves["count"] == 0.5).all() and "count" not in data
+    np.testing.assert_allclose(halves["y"], np.tile(data["y"], 2))
+
+
 def test_rows_without_trials_are_left_out():
     X, *_ = table()
     totals = np.arange(24) % 3
@@ -211,8 +247,8 @@ MESSAGES = {
     "shape": ({"weights": WEIGHTS[1:]}, r"weights: got the shape \(23,\)"),
     "zero": ({"weights": 0.0 * WEIGHTS}, "weights: got 0, expected positive numbers"),
     "halves": (
-        {"weights": WEIGHTS, "likelihood": "logit", "y": CLASSES},
-        "weights: .* how many times",
+        {"weights": WEIGHTS, "likelihood": "probit", "y": CLASSES},
+        "weights: .* how often .* Fractions need likelihood='logit'",
     ),
     "explained": ({"offset": Y}, "y: got 0.* in every row"),
     "no response": ({"y": None}, "y: got None"),

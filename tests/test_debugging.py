@@ -67,7 +67,7 @@ def statistics():
 
 
 def estimator():
-    nss.SparseRegression(random_state=0, **SHORT).fit(X, Y).predict(X, return_std=True)
+    nss.SparseRegressor(random_state=0, **SHORT).fit(X, Y).predict(X, return_std=True)
 
 
 CALLS = {

@@ -16,7 +16,7 @@ from jax import random
 from numpyro.infer.util import log_density
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.models.responses import RESPONSES
+from numpyro_spikeslab.models.responses import RESPONSES, moments, weighted_median
 from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.support.precision import double_precision
 
@@ -24,8 +24,8 @@ from numpyro_spikeslab.support.precision import double_precision
 TOLD = "ignore:sparse_regression. chains disagree", "ignore:sparse_regression. the fit includes no"
 pytestmark = pytest.mark.filterwarnings("error", *TOLD)
 
-KEY = random.key(0)
-NUM_ROWS, INCLUSION, TOTAL = 24, 0.4, 6
+KEY, EXHAUSTIVE = random.key(0), pytest.mark.exhaustive
+NUM_ROWS, INCLUSION, TOTAL = 23, 0.4, 6
 # densities of observations up to constant factors, and priors of sites, by scipy
 DENSITIES = {
     "normal": lambda y, f, sigma: stats.norm.logpdf(y, f, sigma),
@@ -77,11 +77,12 @@ def log_slabs(*w):
     return logsumexp(logs + stats.halfnorm.logpdf(scale), axis=-1) + np.log(scale[0])
 
 
-def exact(likelihood, X, y, offset, draws, together=False):
+def exact(likelihood, X, y, offset, draws, together=False, counts=1.0):
     """Inclusion and means by sums over models and over grids that cover the draws.
 
     :param draws: of all sites in standard units, by name.
     :param together: whether the columns are a group.
+    :param counts: how often rows count.
     """
 
     def nodes(values, size):
@@ -103,7 +104,7 @@ def exact(likelihood, X, y, offset, draws, together=False):
         prior += np.log(np.where(model, INCLUSION, 1 - INCLUSION))[together:].sum()
         prior += np.log([axis[1] - axis[0] for axis in axes]).sum()
         for values in map(np.array, product(*of_sites)):
-            log = prior + DENSITIES[likelihood](y, f, *np.exp(values)).sum(-1)
+            log = prior + (counts * DENSITIES[likelihood](y, f, *np.exp(values))).sum(-1)
             log += sum(p.logpdf(np.exp(x)) + x for x, p in zip(values, sites.values(), strict=True))
             total = logsumexp(log)
             probs, mean = np.exp(log - total), np.zeros(2)
@@ -113,15 +114,20 @@ def exact(likelihood, X, y, offset, draws, together=False):
     return np.exp(logs - logsumexp(logs)) @ np.array(sums)
 
 
+# rows may count a fraction of a time
+COUNTS = np.random.default_rng(2).uniform(0.2, 2.5, NUM_ROWS)
+
+
 @pytest.mark.parametrize(
-    ("likelihood", "together"),
+    ("likelihood", "together", "counts"),
     [
-        ("logit", False),
-        ("poisson", True),
-        pytest.param("student", False, marks=pytest.mark.exhaustive),
+        pytest.param("logit", False, None, id="logit-False"),
+        pytest.param("logit", False, COUNTS, id="fractions of classes", marks=EXHAUSTIVE),
+        pytest.param("poisson", True, COUNTS, id="poisson-True"),
+        pytest.param("student", False, COUNTS, id="student-False", marks=EXHAUSTIVE),
     ],
 )
-def test_chains_agree_with_quadrature(likelihood, together):
+def test_chains_agree_with_quadrature(likelihood, together, counts):
     table, y, offset = data_of(likelihood)
     unit = 20.0 if likelihood == "student" else 1.0
     options = {"groups": [["a", "b"]]} if together else {}
@@ -132,30 +138,34 @@ def test_chains_agree_with_quadrature(likelihood, together):
         likelihood=likelihood,
         inclusion=INCLUSION,
         offset=unit * offset,
+        weights=counts,
         num_warmup=500,
-        num_samples=3000,
+        num_samples=1500,
         **options,
     )
     assert ("cavi" in tree.children) == (likelihood != "poisson")
+    assert tree["observed_data"]["y"].dtype == (float if likelihood == "student" else int)
     summary, draws = columns_of(tree), posterior(tree)
     assert ("k_hat" in summary.attrs) == (likelihood != "poisson")
     assert summary["r_hat"].max() < 1.05 and summary.attrs["expected_size"] == (
         0.4 if together else 0.8
     )
-    mean, sd = table.mean().to_numpy(), table.std(ddof=0).to_numpy()
+    counts = np.ones(NUM_ROWS) if counts is None else counts
+    mean, sd = moments(table.to_numpy(), counts)
     standard = {name: draws[name].values for name in SITES.get(likelihood, {})}
     response = y
     centre, scale = 0.0, 1.0
     if likelihood == "student":
         response, offset = y - offset, 0.0
-        centre = np.median(response)
-        scale = np.median(abs(response - centre)) / stats.norm.ppf(0.75)
+        centre = weighted_median(response, counts)
+        scale = weighted_median(abs(response - centre), counts) / stats.norm.ppf(0.75)
         response = (response - centre) / scale
         standard["sigma"] = standard["sigma"] / (unit * scale)
     w = draws["w"].values * sd / (unit * scale)
     b = (draws["intercept"].values + draws["w"].values @ mean) / (unit * scale) - centre / scale
     standard |= {"w": w, "b": b}
-    truth = exact(likelihood, (table.to_numpy() - mean) / sd, response, offset, standard, together)
+    table = (table.to_numpy() - mean) / sd
+    truth = exact(likelihood, table, response, offset, standard, together, counts)
     sites = [standard[name] for name in SITES.get(likelihood, {})]
     values = [*np.moveaxis(w != 0, -1, 0), *np.moveaxis(w, -1, 0), b, *sites]
     means = np.array([x.mean() for x in values])

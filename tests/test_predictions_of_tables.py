@@ -76,9 +76,11 @@ def result(likelihood, draws=200):
     rows["X"] = ["row", "feature"], X.to_numpy()
     coords = {"feature": [*X], "row": np.arange(NUM_ROWS) + 7}
     y = RESPONSE.get(likelihood, COUNTS > 0)
+    meaning = "precisions" if likelihood == "normal" else "counts"
+    attrs = {"likelihood": likelihood, "weights": meaning, "seed": 3}
     groups = {
         "posterior": xr.Dataset(posterior, {"feature": [*X]}),
-        "constant_data": xr.Dataset(rows, coords, {"likelihood": likelihood, "seed": 3}),
+        "constant_data": xr.Dataset(rows, coords, attrs),
         "observed_data": xr.Dataset({"y": ("row", 1.0 * y)}, {"row": coords["row"]}),
     }
     return xr.DataTree.from_dict(groups)
@@ -227,6 +229,7 @@ def test_results_are_read_as_they_were_saved_whatever_the_index(form, kind, tmp_
     predicted = nss.predict(saved, X.set_axis(index)[::-1], offset=OFFSET[::-1])
     assert predicted["row"].equals(dt["constant_data"]["row"][::-1])
     np.testing.assert_array_equal(nss.predict(saved), nss.predict(dt))
+    np.testing.assert_array_equal(nss.log_likelihood(saved), nss.log_likelihood(dt))
     first = dt["constant_data"]["row"].values[0]
     assert first == STRINGS.get(kind, index.to_numpy()[0])
 
@@ -249,7 +252,7 @@ def formula_result():
     posterior = {name: (["chain", "draw"], 1 + rng.random(like)) for name in ("sigma", "intercept")}
     posterior["w"] = ["chain", "draw", "feature"], rng.normal(size=(*like, given.X.shape[1]))
     coords = names | row_coord("row", given.labels)
-    attrs = {"likelihood": "normal", "seed": 0, "formula": FORMULA}
+    attrs = {"likelihood": "normal", "weights": "precisions", "seed": 0, "formula": FORMULA}
     groups = {
         "posterior": xr.Dataset(posterior, names),
         "constant_data": xr.Dataset({"X": (["row", "feature"], given.X)}, coords, attrs),

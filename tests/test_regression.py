@@ -20,7 +20,7 @@ import numpyro_spikeslab as nss
 from numpyro_spikeslab.fitting.variational import FitStatistics
 from numpyro_spikeslab.reporting import arviz_data as reading
 from numpyro_spikeslab.reporting.stored_summary import stored_summary
-from numpyro_spikeslab.tables import chains as table_chains, units as table_units
+from numpyro_spikeslab.tables import agreement, chains as table_chains, units as table_units
 from numpyro_spikeslab.tables.columns import checked_size
 
 SHORT = "ignore:sparse_regression. chains disagree", "ignore:sparse_regression. the fit includes no"
@@ -32,7 +32,7 @@ KEY = random.key(0)
 @pytest.fixture(scope="module")
 def tree():
     X, y = table()
-    return nss.sparse_regression(KEY, X, y, num_samples=2000)
+    return nss.sparse_regression(KEY, X, y)
 
 
 def exact(X, y):
@@ -95,6 +95,18 @@ def test_chains_agree_with_quadrature(tree):
     assert (abs(summary["mean"] - in_units) < 5 * summary["mcse_mean"]).all()
 
 
+def test_chains_have_as_many_draws_as_asked_for_though_they_agree_before(tree, capsys):
+    X, y = table()
+    longer = nss.sparse_regression(KEY, X, y, num_samples=520)
+    progress = capsys.readouterr().err
+    assert all(f"{phase}:" in progress for phase in ("compiling", "fit", "warm-up", "draws"))
+    assert "570/570" in progress and "r_hat=1.0" in progress
+    assert longer["summary"].attrs["num_samples"] == longer["posterior"].sizes["draw"] == 520
+    # which are the same as far as both go
+    w, first = longer["posterior"]["w"], tree["posterior"]["w"]
+    np.testing.assert_array_equal(w[:, :250], first[:, :250])
+
+
 def test_a_constant_column_has_the_weight_zero(tree):
     row = columns_of(tree).sel(feature="batch")
     assert row["mean"] == row["sd"] == row["inclusion"] == row["cavi"] == 0
@@ -129,7 +141,7 @@ def test_names_groups_and_diagnostics(tree):
     assert (arviz_stats.rhat(draws[["sigma", "slab_scale", "prior_inclusion"]]) < 1.02).all()
     # NUTS given the slabs of all weights would move it ten times as slowly
     assert arviz_stats.ess(draws[["slab_scale"]])["slab_scale"] > 0.12 * draws["sigma"].size
-    assert summary.attrs["num_samples"] == draws.sizes["draw"] < 2000
+    assert summary.attrs["num_samples"] == draws.sizes["draw"] < table_chains.MOST
     np.testing.assert_array_equal(frame["cavi"], reading.inclusion(tree["cavi"], "w"))
     compared = nss.compare({"chains": tree, "CAVI": tree["cavi"]}, ["w", "sigma"], "chains")
     assert compared.loc["CAVI", "k_hat"] == summary.attrs["k_hat"] > 0
@@ -289,14 +301,14 @@ def test_chains_go_on_until_they_agree():
 
     w, sigma = rng.normal(size=(4, 250, 3)), rng.normal(size=(4, 250))
     apart, slow = np.arange(4.0)[:, None], np.cumsum(rng.normal(size=(4, 250)), axis=1)
-    assert table_chains.agree(draws(w, sigma))
+    assert agreement.agree(draws(w, sigma))
     # what is out need not move
-    assert table_chains.agree(draws(w * [1, 0, 1], sigma))
+    assert agreement.agree(draws(w * [1, 0, 1], sigma))
     # of the undecided and of the decided that are in
     for column in ([1, 0, 0], [0, 0, 1]):
-        assert not table_chains.agree(draws(w + apart[..., None] * column, sigma))
+        assert not agreement.agree(draws(w + apart[..., None] * column, sigma))
     for other in (sigma + apart, slow):
-        assert not table_chains.agree(draws(w, other))
+        assert not agreement.agree(draws(w, other))
 
 
 def test_a_fit_that_has_not_ended_is_named():

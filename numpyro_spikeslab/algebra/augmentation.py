@@ -133,25 +133,27 @@ class StudentT(NamedTuple):
     The auxiliary multiplies the precision, :math:`\lambda \sim \mathrm{Gamma}((\nu + 1) / 2,
     (\nu + e^2) / 2)` given the residual e in units of the scale (Lange, Little and Taylor, 1989,
     *Robust statistical modeling using the t distribution*). The bound is the log density at
-    :math:`\langle e^2 \rangle`.
+    :math:`\langle e^2 \rangle`. A density to the power c has the shape :math:`c (\nu + 1) / 2`.
     """
 
     y: Float[Array, "*N"]
     df: Any
     scale: Any
+    count: Any = 1
 
     def log_density(self, f: Float[Array, "*N"]) -> Float[Array, "*N"]:
         return self._at(self._squares(f))
 
     def draw(self, key: Array, f: Float[Array, "*N"]) -> StandIn:
-        shape = jnp.broadcast_to(jnp.asarray(0.5 * (self.df + 1), f.dtype), f.shape)
+        shape = self.count * 0.5 * (self.df + 1)
+        shape = jnp.broadcast_to(jnp.asarray(shape, f.dtype), f.shape)
         factor = gamma(key, shape) / (0.5 * (self.df + self._squares(f)))
         precision = factor / self.scale**2
         return StandIn(precision, self.y, 0.5 * jnp.log(precision / (2 * math.pi)))
 
     def expect(self, mean: Float[Array, "*N"], variance: Float[Array, "*N"]) -> StandIn:
         squares = self._squares(mean) + variance / self.scale**2
-        factor = (self.df + 1) / (self.df + squares)
+        factor = self.count * (self.df + 1) / (self.df + squares)
         log_norm = self._at(squares) + 0.5 * factor * squares
         return StandIn(factor / self.scale**2, self.y, log_norm)
 
@@ -162,7 +164,7 @@ class StudentT(NamedTuple):
         df = jnp.asarray(self.df, squares.dtype)
         log_norm = gammaln(0.5 * (df + 1)) - gammaln(0.5 * df)
         log_norm -= 0.5 * jnp.log(math.pi * df) + jnp.log(self.scale)
-        return log_norm - 0.5 * (df + 1) * jnp.log1p(squares / df)
+        return self.count * (log_norm - 0.5 * (df + 1) * jnp.log1p(squares / df))
 
 
 class Laplace(NamedTuple):

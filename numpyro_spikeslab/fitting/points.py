@@ -20,7 +20,7 @@ from numpyro_spikeslab.models.kernel_priors import start_values
 from numpyro_spikeslab.reading.model_run import run_model
 from numpyro_spikeslab.reading.program import computed
 from numpyro_spikeslab.reading.sites import find_function_sites, functions_of
-from numpyro_spikeslab.support.priors import base_of
+from numpyro_spikeslab.support.priors import Distributions, base_of
 
 
 class Point(NamedTuple):
@@ -97,9 +97,10 @@ def points_of(
         values = zero | {k: x for k, x in kernels.items() if k in names}
         run = run_model(model, call[0], call[1], values)
         scales = {p.name: base_of(run[p.slab]["fn"]).scale * jnp.ones(()) for p in sites.pairs}
-        return {name: (run[name]["fn"], run[name]["value"]) for name in names}, scales
+        priors = Distributions({name: run[name]["fn"] for name in names})
+        return priors, {name: run[name]["value"] for name in names}, scales
 
     # start values must not be tracers, which outlive no transformation
-    priors, scales = computed(start)
-    points = {k: Point(x, fn.support, fn.event_dim) for k, (fn, x) in priors.items()}
+    priors, found, scales = computed(start)
+    points = {k: Point(x, priors[k].support, priors[k].event_dim) for k, x in found.items()}
     return Points(guide.prefix, points), scales

@@ -39,11 +39,14 @@ class ResponseKind(NamedTuple):
     - **units** - centre and scale by which responses, less offsets, are standardised; `None` if
       the predictor has a scale of its own.
     - **has_intercept** - whether the model has an intercept; else contrasts of rows do without.
-    - **has_precisions** - whether weights of rows are precisions; else they count how often a row
-      was seen.
+    - **has_precisions** - whether weights of rows are precisions; else they are how often a row
+      counts.
+    - **has_fractions** - whether a row may count a fraction of a time: whether powers of the
+      density have an augmentation, or it needs none.
     - **has_trials** - whether responses are counts of trials.
     - **start** - for a distribution that :class:`~numpyro_spikeslab.CAVI` does not take: an
-      intercept near the data, given responses and offsets, at which chains start.
+      intercept near the data, given responses, offsets and how often rows count, at which chains
+      start.
     - **mean** - of responses, or their location where a distribution may have no mean.
     - **warmup** - default number of steps of warm-up, by which chains of all but Normal likelihoods
       learn their proposals.
@@ -61,8 +64,9 @@ class ResponseKind(NamedTuple):
     units: Callable[..., tuple[float, float]] | None = None
     has_intercept: bool = True
     has_precisions: bool = False
+    has_fractions: bool = True
     has_trials: bool = False
-    start: Callable[[Numbers, Numbers], float] | None = None
+    start: Callable[..., float] | None = None
     mean: Callable[[dist.Distribution], Any] = attrgetter("mean")
     warmup: int = 500
     ratio: str | None = None
@@ -113,6 +117,14 @@ def moments(y: Float[np.ndarray, "N *P"], weights: Numbers) -> tuple[Any, Any]:
     return mean, np.sqrt(np.average((y - mean) ** 2, axis=0, weights=weights))
 
 
+def weighted_median(y: Numbers, weights: Numbers) -> float:
+    """Compute the median of numbers that count as often as the weights say."""
+    order = np.argsort(y)
+    share = np.cumsum(weights[order]) / weights.sum()
+    ends = np.searchsorted(share, (0.5 - ROUNDING, 0.5 + ROUNDING))
+    return float(y[order][ends].mean())
+
+
 def median_and_deviation(y: Numbers, weights: Numbers) -> tuple[float, float]:
     """Compute median and median absolute deviation, in units of a Normal's standard deviation.
 
@@ -122,8 +134,8 @@ def median_and_deviation(y: Numbers, weights: Numbers) -> tuple[float, float]:
         the density of ``sigma`` near 0 is that of ``sigma ** (dof * m - k + 1)``, whose integral is
         infinite then even under tails like Cauchy's, with a ``dof`` of 1.
     """
-    centre = np.median(y)
-    deviation = np.median(np.abs(y - centre))
+    centre = weighted_median(y, weights)
+    deviation = weighted_median(np.abs(y - centre), weights)
     if deviation <= ROUNDING * np.max(np.abs(y)):
         got = f"{centre:g} in more than half of the rows, where noise of a Student-t may vanish"
         remedy = (
@@ -131,13 +143,13 @@ def median_and_deviation(y: Numbers, weights: Numbers) -> tuple[float, float]:
             "many zeros among counts suit likelihood='negative_binomial'."
         )
         raise bad("y", got, "numbers that differ in half of the rows or more", remedy)
-    return float(centre), float(deviation / ndtri(0.75))
+    return centre, deviation / float(ndtri(0.75))
 
 
-def log_rate(y: Numbers, offset: Numbers) -> float:
+def log_rate(y: Numbers, offset: Numbers, count: Any) -> float:
     """Compute the logarithm of the mean count for an exposure of 1."""
     # half a count more is finite without counts
-    return float(np.log((y.sum() + 0.5) / np.exp(offset).sum()))
+    return float(np.log(((count * y).sum() + 0.5) / (count * np.exp(offset)).sum()))
 
 
 FALSE_ALARM = 0.01
@@ -189,8 +201,8 @@ def advice_on_separation(limit: float, fitted: Fitted) -> str:
     if np.max(np.abs(fitted.predictor)) < limit:
         return ""
     return (
-        "columns separate the classes, so the prior sets the size of their effects: take them out "
-        "of `always`, whose prior is wide, and report inclusion rather than effects"
+        "columns separate the classes, so the prior sets the size of their effects: report their "
+        "inclusion, and leave them out of `always`, whose prior is wide"
     )
 
 
@@ -229,6 +241,7 @@ KINDS = (
         lambda f, totals: dist.Bernoulli(probs=ndtr(f)),
         check=check_classes,
         ends=(0.0, 1.0),
+        has_fractions=False,
         advice=of_probits,
     ),
     ResponseKind(
@@ -264,10 +277,12 @@ RESPONSES = {kind.name: kind for kind in KINDS}
 
 
 def response_kind(likelihood: Any) -> ResponseKind:
-    """Return the kind of that name.
+    """Return the kind of that name; a kind is itself.
 
     :raises ValueError: for other names.
     """
+    if isinstance(likelihood, ResponseKind):
+        return likelihood
     if likelihood not in RESPONSES:
         raise bad("likelihood", repr(likelihood), f"one of {', '.join(map(repr, RESPONSES))}")
     return RESPONSES[likelihood]

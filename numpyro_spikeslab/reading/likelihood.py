@@ -31,7 +31,7 @@ from numpyro_spikeslab.models.primitives import ENTRIES_MARK
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.program import compiled
 from numpyro_spikeslab.support.messages import bad
-from numpyro_spikeslab.support.priors import WRAPPERS, base_of
+from numpyro_spikeslab.support.priors import WRAPPERS, Distributions, base_of
 
 RARE = 0.02
 """Share of trials with the rarer outcome, below which data augmentation mixes badly. Here the
@@ -46,11 +46,15 @@ class Density(NamedTuple):
     """The density of non-Normal observations.
 
     - **log_prob** - log density of each observation, in their shape.
-    - **fn** - their distribution.
+    - **fns** - their distribution ``fn``.
     """
 
     log_prob: Any
-    fn: Any
+    fns: Distributions
+
+    @property
+    def fn(self) -> Any:
+        return self.fns["fn"]
 
 
 class Observed(NamedTuple):
@@ -59,7 +63,8 @@ class Observed(NamedTuple):
     - **value** - the observations.
     - **predictor**, **scale** - location and standard deviation of their distribution. If it is not
       Normal, the predictor is 0 until it is found, and the scale is 1.
-    - **count** - how often each counts: masks times ``handlers.scale``.
+    - **count** - how often each counts: masks times ``handlers.scale``. It is boolean if there are
+      only masks: then each counts once or not at all, whatever the data.
     - **entries** - the mark of a sparse table: row and column of each observation.
     - **density** - of non-Normal observations, else `None`.
     """
@@ -80,16 +85,17 @@ class Observed(NamedTuple):
         fn, value, density = site["fn"], jnp.asarray(site["value"]), None
         base, rank = base_of(fn), jnp.ndim(value)
 
-        def aligned(x, event_dim=0):
+        def aligned(x, event_dim=0, dtype=float):
             # a factor of whole events has no axes for their parts
-            x = jnp.asarray(x, float)
+            x = jnp.asarray(x, dtype)
             x = x.reshape(x.shape + (1,) * event_dim)
             return x.reshape((1,) * (rank - x.ndim) + x.shape)
 
-        count = aligned(1.0 if site["scale"] is None else site["scale"], fn.event_dim)
+        factor, kind = (True, bool) if site["scale"] is None else (site["scale"], float)
+        count = aligned(factor, fn.event_dim, kind)
         while isinstance(fn, WRAPPERS):
             if isinstance(fn, dist.MaskedDistribution):
-                count = count * aligned(fn._mask, fn.event_dim)
+                count = count * aligned(fn._mask, fn.event_dim, kind)
             fn = fn.base_dist
         if isinstance(base, dist.MultivariateNormal):
             loc, scale = _independent(base, value)
@@ -99,13 +105,15 @@ class Observed(NamedTuple):
             # missing observations may be NaN, whose slope in other sites would be NaN, too
             allowed = base.support.feasible_like(value).astype(value.dtype)
             counted = value if jnp.size(count) == 1 else jnp.where(count > 0, value, allowed)
-            density = Density(jnp.broadcast_to(log_prob(base, counted), value.shape), base)
+            fns = Distributions(fn=base)
+            density = Density(jnp.broadcast_to(log_prob(base, counted), value.shape), fns)
             loc, scale = jnp.zeros((), density.log_prob.dtype), 1.0
         entries = site["infer"].get(ENTRIES_MARK)
         if entries is not None:
             entries = Entries(*(jnp.asarray(x, jnp.int32) for x in entries))
-        parts = value, aligned(loc), aligned(scale), count
-        value, loc, scale, count = (x.astype(jnp.result_type(loc, float)) for x in parts)
+        parts, dtype = (value, aligned(loc), aligned(scale)), jnp.result_type(loc, float)
+        value, loc, scale = (x.astype(dtype) for x in parts)
+        count = count if kind is bool else count.astype(dtype)
         return cls(value, loc, scale, count, entries, density)
 
     def seen(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -119,7 +127,7 @@ class Observed(NamedTuple):
     @property
     def times(self) -> Any:
         """How often each observation counts, 1 for missing ones."""
-        return jnp.where(self.count > 0, self.count, 1)
+        return jnp.where(self.count > 0, self.count, 1).astype(self.value.dtype)
 
     def for_one(self, stand_in: StandIn) -> StandIn:
         """Return a stand-in for one observation of each that is there as often as it counts."""
@@ -144,7 +152,7 @@ class Observed(NamedTuple):
 
         residual = self.seen(self.value - self.predictor)
         Y = form.tasks_last(jnp.broadcast_to(residual, full))
-        counts = jnp.broadcast_to(tasks_last(self.count), Y.shape)
+        counts = jnp.broadcast_to(tasks_last(self.count), Y.shape).astype(Y.dtype)
         scales = tasks_last(self.scale) if form.varying_noise else form.tasks_last(self.scale)
         relative = counts / scales**2 if form.varying_noise else counts
         info = jnp.finfo(relative.dtype)
@@ -293,7 +301,13 @@ LINKS = (
     Link(dist.NegativeBinomialLogits, "logits", jnp.asarray, _failures, _failures),
     Link(dist.NegativeBinomialProbs, "probs", nn.sigmoid, _failures, _failures),
     Link(dist.NegativeBinomial2, "mean", jnp.exp, _failures, _failures),
-    Link(dist.StudentT, "loc", jnp.asarray, lambda fn, y, count: StudentT(y, fn.df, fn.scale)),
+    Link(
+        dist.StudentT,
+        "loc",
+        jnp.asarray,
+        lambda fn, y, count: StudentT(y, fn.df, fn.scale),
+        lambda fn, y, count: StudentT(y, fn.df, fn.scale, count),
+    ),
     Link(dist.Laplace, "loc", jnp.asarray, lambda fn, y, count: Laplace(y, fn.scale)),
 )
 """The distributions that have an augmentation."""
@@ -339,12 +353,12 @@ class Mixture(AnyDensity):
 
     def at(self, problem: Any, values: dict[str, Any], observed: Observed, f: Any) -> "MixtureAt":
         f = observed.seen(f)
-        log_prob, fn = problem.given_predictor(values, f, lambda density: density)
+        density = problem.given_predictor(values, f, lambda density: density)
         y = observed.seen(observed.value)
         count = jnp.broadcast_to(observed.times, f.shape)
         make: Any = self.link.repeated if self.many else self.link.mixture
-        mixture = make(fn, y, count)
-        constant = (observed.counted(log_prob) - mixture.log_density(f)) / count
+        mixture = make(density.fn, y, count)
+        constant = (observed.counted(density.log_prob) - mixture.log_density(f)) / count
         return MixtureAt(mixture, constant, observed)
 
 

@@ -29,7 +29,7 @@ from numpyro_spikeslab.reading.likelihood import Observed, has_density
 from numpyro_spikeslab.reading.program import Program, cut_program, on_device, trace_program
 from numpyro_spikeslab.reading.sites import SET, Pair, find_function_sites, functions_of
 from numpyro_spikeslab.support.messages import bad
-from numpyro_spikeslab.support.priors import base_of
+from numpyro_spikeslab.support.priors import Distributions, base_of
 
 
 class PairPrior(NamedTuple):
@@ -266,7 +266,9 @@ def _results_of(trace: dict[str, Any], pairs: tuple[Pair, ...], arguments: tuple
         observed={k: Observed.of(x, log_density) for k, x in observed.items()},
         pairs={pair.name: _pair_prior(trace, pair) for pair in pairs},
         log_probs={k: jnp.sum(site_log_prob(x)) for k, x in sites.items()},
-        priors={k: x["fn"] for k, x in sites.items() if k in values and k not in functions},
+        priors=Distributions(
+            {k: x["fn"] for k, x in sites.items() if k in values and k not in functions}
+        ),
         constraints={k: x for k, x in ranges.items() if type(x).tree_flatten is not no_tree},
         functions={k: _function_arrays(trace, f) for k, f in functions.items()},
     )

@@ -80,6 +80,9 @@ def find_verdict(
     parts = problem.observations(run)
     shape = jnp.shape(parts.value)
     counted = jnp.broadcast_to(parts.count > 0, shape)
+    # masks alone are known to be such, whatever the data
+    is_once = (parts.count == 0) | (parts.count == 1)
+    single = jnp.array(True) if parts.count.dtype == bool else jnp.all(is_once)
     weights = Linear.of(problem, values)
     change = problem.observed(weights.tangent({name: along[name] for name in weights.zero}))
     # JAX sorts the keys of dicts, so names are looked up in the order of the form
@@ -110,7 +113,7 @@ def find_verdict(
         bad_offsets=bad(jnp.isfinite(jnp.broadcast_to(parts.predictor, shape))),
         bad_design=bad(jnp.isfinite(change)),
         bad_support=bad(form.likelihood.allows(problem, values, parts)),
-        single=jnp.all((parts.count == 0) | (parts.count == 1)),
+        single=single,
         proper=jnp.all((scale > 0) & (scale < jnp.inf)) & jnp.all(jnp.isfinite(log_odds)),
         slab_locs=jnp.stack([jnp.max(jnp.abs(p.loc)) for p in pairs]),
         plays=plays,

@@ -11,6 +11,8 @@ from jax.custom_batching import custom_vmap
 import jax.experimental
 import jax.numpy as jnp
 
+from numpyro_spikeslab.support.compiled import kept_code
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -38,11 +40,12 @@ def double_precision() -> Any:
 
 
 def in_double_precision(call: Callable[P, R]) -> Callable[P, R]:
-    """Decorate a public function that takes and returns no arrays of JAX, to compute in float64."""
+    """Decorate a public function that takes and returns no arrays of JAX, to compute in float64 by
+    code that is compiled once for all processes."""
 
     @wraps(call)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        with double_precision():
+        with double_precision(), kept_code():
             return call(*args, **kwargs)
 
     return called

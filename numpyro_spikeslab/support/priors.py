@@ -13,6 +13,40 @@ import numpyro.distributions as dist
 from numpyro.distributions import constraints
 from numpyro.util import not_jax_tracer
 
+
+@jax.tree_util.register_pytree_node_class
+class Distributions(dict):
+    """Distributions by name, as a tree whose leaves have the same order in each process.
+
+    NumPyro's order is that of a set of strings, so a stored program would seldom be found.
+    """
+
+    def tree_flatten(self) -> tuple[list[dict[str, Any]], tuple[Any, ...]]:
+        """Return the fields of all distributions by their names, and what is not an array."""
+        fields, kinds = [], []
+        for name, fn in sorted(self.items()):
+            values, aux = fn.tree_flatten()
+            named = dict(zip(type(fn).gather_pytree_data_fields(), values, strict=True))
+            inner = {
+                k: Distributions({k: x})
+                for k, x in named.items()
+                if isinstance(x, dist.Distribution)
+            }
+            fields.append(named | inner)
+            kinds.append((name, type(fn), aux))
+        return fields, tuple(kinds)
+
+    @classmethod
+    def tree_unflatten(cls, kinds: tuple[Any, ...], fields: Any) -> "Distributions":
+        """Make the distributions again, in the order of fields that NumPyro has in this process."""
+        made = cls()
+        for (name, kind, aux), named in zip(kinds, fields, strict=True):
+            values = (named[k] for k in kind.gather_pytree_data_fields())
+            inner = [x.popitem()[1] if isinstance(x, cls) else x for x in values]
+            made[name] = kind.tree_unflatten(aux, tuple(inner))
+        return made
+
+
 WRAPPERS = (dist.ExpandedDistribution, dist.Independent, dist.MaskedDistribution)
 
 

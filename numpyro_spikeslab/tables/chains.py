@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import warnings
 
 import arviz_base
-import arviz_stats
 from jaxtyping import Array, Float
 import numpy as np
+from tqdm.auto import tqdm
 import xarray as xr
 
 import jax
@@ -26,11 +26,12 @@ from numpyro_spikeslab.fitting.paired_guide import PairedGuide
 from numpyro_spikeslab.fitting.posterior import strong
 from numpyro_spikeslab.fitting.run import STILL
 from numpyro_spikeslab.fitting.variational import FitStatistics, log_densities
-from numpyro_spikeslab.models.responses import ROUNDING, ResponseKind
+from numpyro_spikeslab.models.responses import RESPONSES, ROUNDING, ResponseKind
 from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
 from numpyro_spikeslab.support.precision import full_precision
+from numpyro_spikeslab.tables.agreement import PROBABILITIES, agree, included_draws, r_hat
 from numpyro_spikeslab.tables.checks import check_key, checked_count
 
 NUM_STEPS, TOLERANCE = 1000, 1e-3
@@ -39,42 +40,40 @@ NUM_STEPS, TOLERANCE = 1000, 1e-3
 NUM_FIT_DRAWS = 1000
 """Draws of the fit, or as many as there are chains."""
 
-PROBABILITIES = "inclusion_probabilities.w"
-"""The field of chains with the conditional inclusion probabilities."""
-
-ROUND = 250
-"""Draws of a chain before the first look at whether all chains agree, and between two looks."""
-
-MAX_R_HAT, MIN_ESS = 1.01, 400
-"""Chains agree if all R-hats are below, and all effective sample sizes above."""
+ROUND, MOST = 250, 1000
+"""Draws of a chain before the first look at whether all chains agree, and between two looks; and at
+most, unless their number is given."""
 
 SHORT = 300_000
 """Steps of all chains times columns, up to which code without XLA's optimisations is faster."""
 
-UNCERTAIN = "slab_scale", "inclusion"
-"""Sites whose draws need not agree, for data say little of them."""
-
-UNDECIDED = 0.01
-"""Mean inclusion probability up to which chains need not agree on a weight."""
-
 
 class Run(NamedTuple):
-    """A random key, and numbers of warm-up steps, of draws at most, and of chains."""
+    """A random key, and numbers of warm-up steps, of draws and of chains.
+
+    - **may_stop** - whether chains stop when they agree: then the draws are those at most.
+    - **progress_bar** - whether to show one.
+    """
 
     key: Array
     warmup: int
     samples: int
     chains: int
+    may_stop: bool
+    progress_bar: bool
 
     @classmethod
-    def checked(cls, key: Any, kind: ResponseKind, warmup: Any, samples: Any, chains: Any) -> "Run":
-        """Check the arguments of a regression; ``warmup`` may be `None`."""
+    def checked(cls, kind: ResponseKind, *given: Any) -> "Run":
+        """Check arguments of a regression; numbers of steps and draws may be `None`."""
+        key, warmup, samples, chains, progress_bar = given
         check_key(key)
         return cls(
             key,
             checked_count("num_warmup", kind.warmup if warmup is None else warmup, 0),
-            checked_count("num_samples", samples, 1),
+            checked_count("num_samples", MOST if samples is None else samples, 1),
             checked_count("num_chains", chains, 1),
+            samples is None,
+            progress_bar,
         )
 
 
@@ -101,8 +100,8 @@ class TableModel(NamedTuple):
 class Table(NamedTuple):
     """The arguments of compiled code, padded to a size that tables of like shapes share.
 
-    Padding rows are masked; only a Normal likelihood has them. Padding columns are zero: the data
-    leave their weights to the prior, so the posterior of all else is the same.
+    Padding rows are masked. Padding columns are zero: the data leave their weights to the prior, so
+    the posterior of all else is the same.
 
     - **columns** - P columns of N rows each.
     - **data** - other arguments of the model, by name.
@@ -121,14 +120,14 @@ class Table(NamedTuple):
     ) -> tuple["Table", TableModel]:
         """Pad arguments of :func:`~numpyro_spikeslab.models.sparse_regression`."""
         X, dtype = data["X"], jnp.result_type(float)
-        # a mask may stand for counts of observations, for which some have no augmentation
-        num_rows = (padded(len(X)) - len(X)) * model.kind.has_precisions
+        # what weights mean is settled, so estimators and functions share programs
+        model = model._replace(kind=RESPONSES[model.kind.name])
+        num_rows = padded(len(X)) - len(X)
         # a term has few columns, and none of padding
         num_columns = (padded(X.shape[1]) - X.shape[1]) * (model.heredity is None)
         others = {name: np.asarray(x, dtype) for name, x in data.items() if name != "X"}
         data = {name: _longer(x, num_rows, float(name == "count")) for name, x in others.items()}
-        if model.kind.has_precisions:
-            data["mask"] = np.arange(len(X) + num_rows) < len(X)
+        data["mask"] = np.arange(len(X) + num_rows) < len(X)
         columns = _longer(_longer(X, num_rows).T, num_columns).astype(dtype)
         if model.groups is not None:
             first = model.num_spikes(X.shape[1])
@@ -137,7 +136,8 @@ class Table(NamedTuple):
             # any will do
             prior = {"probabilities": _longer(prior["probabilities"], num_columns, 0.01)}
         start, offset = model.kind.start, data.get("offset", np.zeros_like(data["y"]))
-        intercept = None if start is None else start(data["y"], offset)
+        count = data["mask"] * data.get("count", 1.0)
+        intercept = None if start is None else start(data["y"], offset, count)
         return cls(columns, data, prior, intercept), model
 
 
@@ -263,7 +263,7 @@ def fit_and_chains(
 ) -> tuple[Any, xr.DataTree | None, xr.DataTree]:
     """Return a seed, draws of a fit if there is one, and draws of chains that start there.
 
-    Chains stop at the end of a round if they agree.
+    Chains that may stop do so at the end of a round if they agree.
 
     :param data: arguments of :func:`~numpyro_spikeslab.models.sparse_regression`, of numpy.
     """
@@ -275,27 +275,19 @@ def fit_and_chains(
     advance = _advance_short if steps * len(table.columns) <= SHORT else _advance
     fixed = model, table, run.warmup if model.kind.free_sites else None
     arguments = run.key, model, table, run.warmup, run.chains
-    first = _begin.eval_shape(*arguments)[1][0]
-    programs = _begin.lower(*arguments), advance.lower(first, 0, *fixed)
-    with ThreadPoolExecutor() as pool:
-        # side by side, for XLA lets other threads run
-        list(pool.map(lambda program: program.compile(), programs))
-    fitted, states, seed = _begin(*arguments)
-    of_fit = None
-    if fitted is not None:
-        of_fit = _tree_of_fit(jax.device_get(fitted), sizes, only_starts=model.heredity is not None)
-    for size in _rounds(run.warmup):
-        states = [advance(state, size, *fixed)[0] for state in states]
-    rounds: list[dict[str, Any]] = []
-    for size in _rounds(run.samples):
-        # all are dispatched before the first is waited for, so cores share them
-        ends = [advance(state, size, *fixed) for state in states]
-        states = [state for state, _ in ends]
-        parts = [{name: np.asarray(x)[:size] for name, x in draws.items()} for _, draws in ends]
-        rounds.append({name: np.stack([part[name] for part in parts]) for name in parts[0]})
-        if len(rounds) * ROUND < run.samples and agree(rounds):
-            break
-    joined = {name: np.concatenate([x[name] for x in rounds], axis=1) for name in rounds[0]}
+    total = run.warmup + run.samples
+    with tqdm(desc="compiling", total=total, disable=not run.progress_bar) as bar:
+        first = _begin.eval_shape(*arguments)[1][0]
+        programs = _begin.lower(*arguments), advance.lower(first, 0, *fixed)
+        with ThreadPoolExecutor() as pool:
+            # side by side, for XLA lets other threads run
+            list(pool.map(lambda program: program.compile(), programs))
+        bar.set_description("fit")
+        fitted, states, seed = jax.block_until_ready(_begin(*arguments))
+        of_fit, is_start = None, model.heredity is not None
+        if fitted is not None:
+            of_fit = _tree_of_fit(jax.device_get(fitted), sizes, only_starts=is_start)
+        joined = _sample(run, states, lambda state, size: advance(state, size, *fixed), bar)
     if "sigma" in model.kind.free_sites and not (joined["sigma"] > ROUNDING).all():
         raise FloatingPointError(
             "sparse_regression: sigma falls to 0, where columns fit most responses exactly, such as"
@@ -305,30 +297,35 @@ def fit_and_chains(
     return np.asarray(seed), of_fit, _tree(joined, sizes, ["chain", "draw"])
 
 
+def _sample(run: Run, states: list[Any], advance: Callable[..., Any], bar: Any) -> dict[str, Any]:
+    """Draw until chains agree, or have all their draws; a progress bar tells R-hat so far."""
+    bar.set_description("warm-up")
+    for size in _rounds(run.warmup):
+        states = [advance(state, size)[0] for state in states]
+        if run.progress_bar:
+            jax.block_until_ready(states)
+        bar.update(size)
+    bar.set_description("draws")
+    rounds: list[dict[str, Any]] = []
+    for size in _rounds(run.samples):
+        # all are dispatched before the first is waited for, so cores share them
+        ends = [advance(state, size) for state in states]
+        states = [state for state, _ in ends]
+        parts = [{name: np.asarray(x)[:size] for name, x in draws.items()} for _, draws in ends]
+        rounds.append({name: np.stack([part[name] for part in parts]) for name in parts[0]})
+        if run.progress_bar and run.chains > 1 and size > 3:
+            bar.set_postfix(r_hat=f"{r_hat(included_draws(rounds)).max():.3f}", refresh=False)
+        bar.update(size)
+        if run.may_stop and len(rounds) * ROUND < run.samples and agree(rounds):
+            break
+    # also where chains have stopped, the bar is full
+    bar.total = bar.n
+    bar.refresh()
+    return {name: np.concatenate([x[name] for x in rounds], axis=1) for name in rounds[0]}
+
+
 def _rounds(total: int) -> list[int]:
     return [min(ROUND, total - start) for start in range(0, total, ROUND)]
-
-
-def agree(rounds: list[dict[str, Any]]) -> bool:
-    """Test whether the draws so far determine the included weights, the noise and the intercept.
-
-    Measured by rank-normalised R-hat and effective sample sizes, of the bulk and of the tails, with
-    :data:`MAX_R_HAT` and :data:`MIN_ESS`. The bulk alone does not see tails that chains seldom
-    visit, as where classes are separated.
-    """
-    # of many columns few are ever included, so only these are copied
-    mean = np.mean([x[PROBABILITIES].mean(axis=(0, 1)) for x in rounds], axis=0)
-    included = mean > UNDECIDED
-    names = [name for name, x in rounds[0].items() if x.ndim == 2 and name not in UNCERTAIN]
-    sites = [[x["w"][..., included], *(x[name][..., None] for name in names)] for x in rounds]
-    draws = np.concatenate([np.concatenate(x, axis=-1) for x in sites], axis=1)
-    data = xr.Dataset({"x": (["chain", "draw", "site"], draws)})
-    if data.sizes["chain"] > 1 and not (arviz_stats.rhat(data)["x"] <= MAX_R_HAT).all():
-        return False
-    return all(
-        bool((arviz_stats.ess(data, method=method)["x"] >= MIN_ESS).all())
-        for method in ("bulk", "tail")
-    )
 
 
 def _tree_of_fit(fitted: TableFit, sizes: dict[str, int], only_starts: bool) -> xr.DataTree | None:

@@ -74,10 +74,13 @@ def checked_rows(
     kind.check(rows.y, rows.totals)
     wrong = rows.weights <= 0
     if not kind.has_precisions:
-        wrong = (rows.weights < 0) | (rows.weights != np.round(rows.weights))
+        wrong = rows.weights < 0
+    if not kind.has_fractions:
+        wrong |= rows.weights != np.round(rows.weights)
     if wrong.any():
-        expected = "positive numbers if likelihood='normal', else how many times a row was seen"
-        raise bad("weights", f"{rows.weights[wrong][0]:g}", expected)
+        expected = "positive numbers if likelihood='normal', else how often a row counts"
+        remedy = "" if kind.has_fractions else "Fractions need likelihood='logit'."
+        raise bad("weights", f"{rows.weights[wrong][0]:g}", expected, remedy)
     if not rows.seen.any():
         raise bad("weights, totals", "zeros", "rows that were seen, with trials")
     y, offset, trials = (x[rows.seen] for x in (rows.y, rows.offset, rows.totals))

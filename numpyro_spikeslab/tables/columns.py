@@ -57,7 +57,7 @@ class TableColumns(NamedTuple):
         return Heredity(tuple(counted), tuple(least))
 
     def prior(
-        self, varies: Bool[np.ndarray, " P"], num_rows: int, expected_size: float | None
+        self, varies: Bool[np.ndarray, " P"], num_rows: int | float, expected_size: float | None
     ) -> "InclusionPrior":
         """Return the prior of inclusion, for columns that vary.
 
@@ -160,7 +160,7 @@ def prior_probabilities(inclusion: Any, names: pd.Index) -> Float[np.ndarray, " 
     return values
 
 
-def checked_size(expected_size: float | None, num_columns: int, num_rows: int) -> float:
+def checked_size(expected_size: float | None, num_columns: int, num_rows: int | float) -> float:
     """Return how many columns are expected to matter, by default as :data:`PER_EXPECTED` says."""
     if expected_size is None:
         return min(num_columns, num_rows) / PER_EXPECTED

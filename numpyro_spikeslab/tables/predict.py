@@ -98,7 +98,7 @@ def log_likelihood(dt: xr.DataTree) -> xr.DataArray:
         dt["log_likelihood"] = nss.log_likelihood(dt).to_dataset()
         arviz_stats.loo(dt)
     """
-    rows = stored_rows(dt).assign(y=dt["observed_data"]["y"])
+    rows = stored_rows(dt).assign(y=("row", dt["observed_data"]["y"].values))
     # ArviZ refuses those that are always 0
     seen = np.flatnonzero((rows["weights"] > 0) & (rows["totals"] > 0))
     return of_draws("log likelihood", dt, rows.isel(row=seen), random.key(0))
@@ -111,6 +111,12 @@ def stored_rows(dt: xr.DataTree) -> xr.Dataset:
         got = f"a {type(dt).__name__} without `X` in `constant_data`"
         raise bad("dt", got, "a result of sparse_regression for a table")
     return completed(dt["constant_data"].to_dataset())
+
+
+def kind_of(rows: xr.Dataset) -> ResponseKind:
+    """Return the kind of their responses."""
+    kind = RESPONSES[rows.attrs["likelihood"]]
+    return kind._replace(has_precisions=rows.attrs["weights"] == "precisions")
 
 
 def completed(rows: xr.Dataset) -> xr.Dataset:
@@ -134,7 +140,7 @@ def new_rows(dt: xr.DataTree, rows: xr.Dataset, X_new: Any, of_rows: dict[str, A
     order = columns.order("X_new", getattr(frame, "columns", None))
     if X.ndim != 2 or X.shape[1] != len(feature) or not len(X):
         raise bad("X_new", f"the shape {X.shape}", f"(S, {len(feature)}), the columns of X")
-    kind, axis = RESPONSES[rows.attrs["likelihood"]], Axis("row of X_new", len(X), labels)
+    kind, axis = kind_of(rows), Axis("row of X_new", len(X), labels)
     check_totals(kind, of_rows["totals"])
     if of_rows["offset"] is None and rows["offset"].any():
         raise bad("offset", "None", "numbers, as in the regression", "0 is an exposure of 1.")
@@ -148,7 +154,7 @@ def new_rows(dt: xr.DataTree, rows: xr.Dataset, X_new: Any, of_rows: dict[str, A
 
 def of_draws(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> xr.DataArray:
     """Compute numbers of rows given each draw, in batches of rows."""
-    kind, draws, count = RESPONSES[rows.attrs["likelihood"]], posterior(dt), rows.sizes["row"]
+    kind, draws, count = kind_of(rows), posterior(dt), rows.sizes["row"]
     names, total = ("w", "intercept", *kind.sites(1.0)), draws["intercept"].size
     sites: dict[str, Any] = {name: draws[name].values.reshape(total, -1) for name in names}
     w, intercept = sites.pop("w"), sites.pop("intercept")

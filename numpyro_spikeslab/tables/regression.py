@@ -30,7 +30,7 @@ def sparse_regression(
     y: Any = None,
     *,
     data: Any = None,
-    likelihood: str = "normal",
+    likelihood: Any = "normal",
     always: Any = (),
     groups: Any = None,
     heredity: str | None = None,
@@ -40,8 +40,9 @@ def sparse_regression(
     totals: Any = None,
     expected_size: float | None = None,
     num_warmup: int | None = None,
-    num_samples: int = 1000,
+    num_samples: int | None = None,
     num_chains: int = 4,
+    progress_bar: bool = True,
 ) -> xr.DataTree:
     """Regress a response on the columns of a table, if few of the columns matter.
 
@@ -136,8 +137,9 @@ def sparse_regression(
         column, shape (P,), the same in each group: array, Series or dict. By default the
         probability is learned.
     :param weights: a positive number for each row, shape (N,). Under a Normal likelihood its noise
-        has the variance ``sigma**2 / weight``. Under others it is a whole number, how often the row
-        was seen.
+        has the variance ``sigma**2 / weight``: a weight is a precision. Under others it is how
+        often the row counts, and may be a fraction, a power of its density, or 0; under a probit
+        likelihood it is a whole number.
     :param offset: a number that is added to the predictor of each row, shape (N,), such as the
         logarithm of exposure in a regression of counts.
     :param totals: number of trials of each row, for the Binomial likelihood, or one number. Rows
@@ -151,11 +153,14 @@ def sparse_regression(
     :param num_warmup: steps of each chain before its draws. The default is 500, in which chains of
         other likelihoods learn their proposals, and 50 under a Normal one: chains start at the
         fit.
-    :param num_samples: draws of each chain at most. They stop at 250, 500 and so on if they agree:
-        if rank-normalised R-hat is at most 1.01 and the effective sample sizes of bulk and tails
-        are 400 at least, for ``sigma``, the intercept and all weights of inclusion probability
-        above 0.01. The attribute ``num_samples`` of the summary says how many were drawn.
+    :param num_samples: draws of each chain. By default chains stop when they agree, at 250, 500,
+        750 or at last 1,000 draws: if rank-normalised R-hat is at most 1.01 and the effective
+        sample sizes of bulk and tails are 400 at least, for ``sigma``, the intercept and all
+        weights of inclusion probability above 0.01. The attribute ``num_samples`` of the summary
+        says how many were drawn.
     :param num_chains: number of chains, which run side by side.
+    :param progress_bar: whether to show what is going on: compiling, the fit, warm-up, and draws
+        with the largest R-hat so far of what has to agree.
     :raises ValueError: if an argument has another shape or other labels, values that are not
         finite or that the likelihood does not allow, too few rows or no variation; if a number is
         out of its range, or a column is in two groups; if a formula cannot be read or does
@@ -175,7 +180,7 @@ def sparse_regression(
         )
     """
     kind = response_kind(likelihood)
-    run = Run.checked(key, kind, num_warmup, num_samples, num_chains)
+    run = Run.checked(kind, key, num_warmup, num_samples, num_chains, progress_bar)
     given = formula_table(X, y, data, groups, always)
     of_rows = {"offset": offset, "totals": totals, "weights": weights}
     table = checked_table(in_pandas("X", given.X), given.labels)
@@ -194,7 +199,10 @@ def sparse_regression(
         warnings.warn(f"sparse_regression: {advice}.", stacklevel=3)
     constants = {k: ("row", getattr(rows, k)) for k, x in of_rows.items() if x is not None}
     tree["constant_data"] = tree["constant_data"].to_dataset().assign(constants | {"X": table})
-    tree["observed_data"] = table.isel(feature=0, drop=True).copy(data=rows.y).to_dataset(name="y")
+    # counts and classes are whole numbers to ArviZ, too
+    whole, like = kind.units is None, table.isel(feature=0, drop=True)
+    observed = like.copy(data=rows.y.astype(int) if whole else rows.y)
+    tree["observed_data"] = observed.to_dataset(name="y")
     if given.variables is not None:
         tree["constant_data"].attrs["formula"] = X
         tree["data"] = stored_columns(given.variables, "row")
@@ -239,8 +247,11 @@ def analyse(run: Run, problem: Problem) -> xr.DataTree:
         constants[f"{GROUP}.w"] = varies.copy(data=columns.labels)
     for each in (tree, *([] if fitted is None else [tree["cavi"]])):
         each["constant_data"] = xr.Dataset(constants)
-    stored = {"likelihood": model.kind.name, "seed": int(rng.integers(2**31))}
-    tree["constant_data"].attrs |= stored
+    tree["constant_data"].attrs |= {
+        "likelihood": model.kind.name,
+        "weights": "precisions" if model.kind.has_precisions else "counts",
+        "seed": int(rng.integers(2**31)),
+    }
     tree["summary"] = stored_summary(tree, table, model.kind.ratio)
     tree["summary"].attrs["expected_size"] = prior.expected_size
     return tree

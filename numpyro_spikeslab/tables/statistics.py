@@ -44,8 +44,9 @@ def sparse_regression_from_statistics(
     inclusion: Any = None,
     expected_size: float | None = None,
     num_warmup: int | None = None,
-    num_samples: int = 1000,
+    num_samples: int | None = None,
     num_chains: int = 4,
+    progress_bar: bool = True,
 ) -> xr.DataTree:
     r"""Regress a response on columns from statistics, without their rows.
 
@@ -96,7 +97,7 @@ def sparse_regression_from_statistics(
         nss.summary(dt, top=5)
     """
     kind = response_kind("normal")
-    run = Run.checked(key, kind, num_warmup, num_samples, num_chains)
+    run = Run.checked(kind, key, num_warmup, num_samples, num_chains, progress_bar)
     n = checked_count("n", n, 3)
     arguments = {"XtX": XtX, "Xty": Xty, "yty": yty, "z": z, "R": R}
     names = [name for name, x in arguments.items() if x is not None]

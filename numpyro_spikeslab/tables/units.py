@@ -21,13 +21,14 @@ class Units(NamedTuple):
     - **x** - of each column ``sd``, 1 if it is constant, and whether it ``varies``; ``mean`` where
       that is known, without which there is no intercept.
     - **noise** - noise of a row of weight 1, relative to a row of average weight.
+    - **num_rows** - how often all rows count together.
     """
 
     x: xr.Dataset
     y_mean: float
     y_sd: float
     noise: float
-    num_rows: int
+    num_rows: int | float
 
 
 def of_columns(names: Any, **values: Any) -> xr.Dataset:
@@ -41,9 +42,11 @@ def standardise(
     """Compute arguments of :func:`~numpyro_spikeslab.models.sparse_regression` by name: columns of
     variance 1, constant ones as zeros, and the response in its unit; contrasts of both where they
     integrate the intercept out."""
+    total: int | float = len(rows.y)
     if not kind.has_precisions:
-        index = np.repeat(np.arange(len(rows.y)), (rows.weights * rows.seen).astype(int))
-        rows = Rows(*(x[index] for x in rows))._replace(weights=np.ones(len(index)))
+        rows = repeat_rows(rows, kind)
+        total = float(rows.weights.sum())
+    count = rows.weights
     mean, sd = moments(rows.X, rows.weights)
     varies = sd > ROUNDING * np.max(np.abs(rows.X), axis=0)
     if not varies[~always].any():
@@ -56,9 +59,16 @@ def standardise(
         y_mean, y_sd = map(float, kind.units(y, rows.weights))
         y = (y - y_mean) / y_sd
     if not kind.has_intercept:
-        noise = rows.weights.mean() ** 0.5
-        X, y = (contrasts(x, rows.weights / noise**2) for x in (X, y))
+        # contrasts count as often as all rows less one
+        scale = (total - 1) / (len(y) - 1)
+        count = np.full(len(y) - 1, scale)
+        if kind.has_precisions:
+            noise = rows.weights.mean() ** 0.5
+            scale = noise**2
+        X, y = (contrasts(x, rows.weights / scale) for x in (X, y))
     data = {"X": X[:, ~always], "y": y}
+    if (count != 1).any() and not kind.has_precisions:
+        data["count"] = count
     if always.any():
         data["always"] = X[:, always]
     if kind.units is None:
@@ -66,7 +76,20 @@ def standardise(
     if kind.has_trials:
         data["totals"] = rows.totals
     x = of_columns(table["feature"], mean=mean, sd=sd, varies=varies)
-    return Units(x, y_mean, y_sd, noise, len(rows.y)), data
+    return Units(x, y_mean, y_sd, noise, total), data
+
+
+def repeat_rows(rows: Rows, kind: ResponseKind) -> Rows:
+    """Repeat rows that count a whole number of times; if that makes many, return those seen.
+
+    To draw the auxiliary variables of a row that counts often takes as long as those of four.
+    """
+    rows = Rows(*(x[rows.seen] for x in rows))
+    is_few = rows.weights.sum() <= 4 * len(rows.y) or not kind.has_fractions
+    if (rows.weights != np.round(rows.weights)).any() or not is_few:
+        return rows
+    index = np.repeat(np.arange(len(rows.y)), rows.weights.astype(int))
+    return Rows(*(x[index] for x in rows))._replace(weights=np.ones(len(index)))
 
 
 def contrasts(

@@ -54,7 +54,7 @@ def symmetric(make, log_density, y):
     )
 
 
-SIGN = np.array([-1.0, 1.0])
+SIGN, POWERS = np.array([-1.0, 1.0]), np.array([0.4, 1.0, 2.5])
 CASES = {
     "Bernoulli": logistic([0, 1], 1, static=1),
     "Binomial": logistic([0, 2, 3], 3),
@@ -67,6 +67,11 @@ CASES = {
     "Student-t": symmetric(
         lambda y: StudentT(y, 3.0, 0.7),
         lambda e: stats.t.logpdf(e, 3, scale=0.7),
+        np.array([-0.4, 0.2, 0.9]),
+    ),
+    "Student-t, to a power": symmetric(
+        lambda y: StudentT(y, 3.0, 0.7, POWERS),
+        lambda e: POWERS * stats.t.logpdf(e, 3, scale=0.7),
         np.array([-0.4, 0.2, 0.9]),
     ),
     "Laplace": symmetric(

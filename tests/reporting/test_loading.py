@@ -17,7 +17,7 @@ def test_importing_the_package_loads_no_tables_and_needs_no_scikit_learn():
         "import numpyro_spikeslab\n"
         f"print([m for m in {LATE} if m in sys.modules])\n"
         "from numpyro_spikeslab import *\n"
-        "try:\n    SparseRegression()\n"
+        "try:\n    SparseRegressor()\n"
         "except ModuleNotFoundError as error:\n    print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
