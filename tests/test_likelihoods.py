@@ -184,7 +184,7 @@ def masked(case: Case) -> Callable:
     return model
 
 
-COUNTED = {"logit": True, "binomial": True, "student": False, "poisson": False}
+COUNTED = {"logit": True, "binomial": True, "student": True, "poisson": False}
 """Whether there is an augmentation of observations that count otherwise than once."""
 
 
