@@ -201,6 +201,10 @@ TRIALS = np.arange(24) % 3
 TIED = np.arange(24) < 10
 MESSAGES = {
     "likelihood": ({"likelihood": "gamma"}, "likelihood: got 'gamma', expected one of 'normal'"),
+    "likelihoods": ({"likelihood": ["normal"]}, r"likelihood: got \['normal'\], expected one of"),
+    "a list in always": ({"always": [["a"]]}, r"always: got \[\['a'\]\], expected columns of X"),
+    "groups of text": ({"groups": "abc"}, "groups: got 'abc', expected lists of columns, or"),
+    "size of text": ({"expected_size": "3"}, "expected_size: got '3', expected a number between"),
     "classes": ({"likelihood": "logit"}, "y: got values .* expected classes, 0 and 1"),
     "counts": ({"likelihood": "poisson"}, "y: got .* in row 0, expected whole numbers from 0"),
     "trials": ({"likelihood": "binomial"}, "totals: got None, expected numbers of trials"),

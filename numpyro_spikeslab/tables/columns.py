@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Columns of a regression that are always in, that come together, or that have priors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 from jaxtyping import Bool, Float, Int
@@ -114,7 +115,7 @@ def checked_columns(names: pd.Index, always: Any, groups: Any, inclusion: Any) -
 
 def find_columns(argument: str, labels: Any, names: pd.Index) -> Int[np.ndarray, " K"]:
     """Return the numbers of the columns that have these names."""
-    if unknown := [label for label in labels if label not in names]:
+    if unknown := [x for x in labels if not isinstance(x, Hashable) or x not in names]:
         expected = f"columns of X, some of {names.tolist()!s:.200}"
         raise bad(argument, f"{unknown!s:.200}", expected, "Without names they are numbers.")
     return np.array([names.get_loc(label) for label in labels], int)
@@ -122,6 +123,8 @@ def find_columns(argument: str, labels: Any, names: pd.Index) -> Int[np.ndarray,
 
 def group_numbers(groups: Any, names: pd.Index) -> tuple[Int[np.ndarray, " P"], np.ndarray]:
     """Return for each column a number and a title, the same for columns of a group."""
+    if not pd.api.types.is_list_like(groups):
+        raise bad("groups", repr(groups), "lists of columns, or a label for each column")
     lists = list(groups.values() if isinstance(groups, Mapping) else groups)
     if not all(isinstance(x, list | tuple | set | pd.Index | np.ndarray) for x in lists):
         axis, are_keys = Axis("column of X", len(names), names), isinstance(groups, Mapping)
@@ -164,7 +167,7 @@ def checked_size(expected_size: float | None, num_columns: int, num_rows: int | 
     """Return how many columns are expected to matter, by default as :data:`PER_EXPECTED` says."""
     if expected_size is None:
         return min(num_columns, num_rows) / PER_EXPECTED
-    if not 0 < expected_size < num_columns:
+    if not isinstance(expected_size, Real) or not 0 < expected_size < num_columns:
         expected = f"a number between 0 and {num_columns}, the columns that vary"
         raise bad("expected_size", repr(expected_size), expected)
     return float(expected_size)

@@ -14,7 +14,7 @@ from numpyro_spikeslab.reporting.arviz_data import inclusion, mean, posterior
 from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import in_double_precision
-from numpyro_spikeslab.support.tabular import check_kind, row_labels
+from numpyro_spikeslab.support.tabular import check_kind, in_pandas, row_labels
 from numpyro_spikeslab.tables.chains import padded
 from numpyro_spikeslab.tables.predict import predict
 from numpyro_spikeslab.tables.regression import sparse_regression
@@ -75,13 +75,18 @@ class TableEstimator(BaseEstimator):
         if self.likelihood not in self._likelihoods:
             raise bad("likelihood", repr(self.likelihood), f"one of {self._likelihoods}")
         check_kind("X", X)
+        labels, y = row_labels(y), in_pandas("y", y)
         if is_classifier(self) and getattr(y, "dtype", None) == "category":
             y = y.astype(object)
         check_kind("y", y)
         of_numbers = {} if is_classifier(self) else {"y_numeric": True}
         table, response = validate_data(self, X, y, dtype=float, ensure_min_samples=3, **of_numbers)
         rows = Axis("row of X", len(table), row_labels(X))
-        response = response[rows.order("y", row_labels(y))]
+        response = response[rows.order("y", labels)]
+        kind = RESPONSES[self.likelihood]._replace(has_precisions=False)
+        if not is_classifier(self):
+            # before rows are sorted, so the error names the right one
+            kind.check(response, np.full(len(response), np.inf))
         weights = 1.0 if sample_weight is None else sample_weight
         counts = rows.aligned("sample_weight", weights)
         if (counts < 0).any() or counts.sum() < 3:
@@ -92,9 +97,8 @@ class TableEstimator(BaseEstimator):
         numbers, counts = self._numbers(response[kept], counts[kept])
         # as rows may come in any order, draws are the same in each
         order = np.lexsort((*table[kept].T, numbers))
-        names = getattr(self, "feature_names_in_", None)
+        names = Axis.of_columns(in_pandas("X", X), table.shape[1]).names
         frame = pd.DataFrame(table[kept][order], kept[order], names)
-        kind = RESPONSES[self.likelihood]._replace(has_precisions=False)
         options = self.get_params() | {"likelihood": kind, "weights": counts[order]}
         options["progress_bar"] = False
         options.pop("class_weight", None)
@@ -123,7 +127,9 @@ class TableEstimator(BaseEstimator):
         for batch in filled:
             f = predict(self.data_, batch, kind="predictor").values.reshape(-1, size)
             of_draws = kind.of_rows(f, sites, np.ones(size), np.ones(size))
-            means, variances = np.asarray(of_draws.mean), np.asarray(of_draws.variance)
+            means, variances = np.asarray(kind.mean(of_draws)), np.asarray(of_draws.variance)
+            # a Student-t without a mean has none of these, too
+            variances = np.where(np.isnan(variances), np.inf, variances)
             parts.append([means.mean(0), means.var(0) + variances.mean(0)])
         return np.concatenate(parts, axis=1)[:, : len(rows)]
 

@@ -192,8 +192,9 @@ def sparse_regression(
     tree = analyse(run, problem)
     means = posterior(tree)[["intercept", "w"]].mean(["chain", "draw"])
     predictor = rows.offset + means["intercept"].item() + rows.X @ means["w"].values
-    seen = rows.seen
-    fitted = Fitted(rows.y[seen], rows.weights[seen], predictor[seen])
+    ones = np.ones(len(rows.y))
+    weights = (ones, rows.weights) if kind.has_precisions else (rows.weights, ones)
+    fitted = Fitted(*(x[rows.seen] for x in (rows.y, predictor, *weights)))
     if advice := kind.advice(fitted):
         # of the caller, past the decorator
         warnings.warn(f"sparse_regression: {advice}.", stacklevel=3)
