@@ -185,13 +185,13 @@ def test_groups_are_lists_or_labels():
         assert columns.labels[::3] == [NAMES[0], NAMES[3]]
         index = np.array(columns.groups)
         assert len(index) == 4 and index[1] == index[2] and len(set(index)) == 3
-        prior = columns.prior(np.ones(5, bool), 24, None).inclusion
+        prior = columns.prior(np.ones(5, bool), 24, None)[2]
         np.testing.assert_array_equal(prior, [*PRIOR[:4], 1.0])
     alone = checked_columns(names, (), list("abcde"), 0.25)
-    assert alone.groups is None and alone.prior(np.arange(5) > 0, 24, None).expected_size == 1.0
+    assert alone.groups is None and alone.prior(np.arange(5) > 0, 24, None)[1] == 1.0
     learned = checked_columns(names, (), GROUPS, None)
-    prior = learned.prior(np.ones(5, bool), 24, 2.0)
-    assert prior.arguments == {"inclusion": (1.0, 1.0)} and (prior.inclusion == 0.5).all()
+    prior, _, inclusions = learned.prior(np.ones(5, bool), 24, 2.0)
+    assert prior == {"inclusion": (1.0, 1.0)} and (inclusions == 0.5).all()
 
 
 X, Y, WEIGHTS, OFFSET = table()

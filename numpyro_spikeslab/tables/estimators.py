@@ -15,8 +15,7 @@ from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import in_double_precision
 from numpyro_spikeslab.support.tabular import check_kind, in_pandas, row_labels
-from numpyro_spikeslab.tables.chains import padded
-from numpyro_spikeslab.tables.predict import predict
+from numpyro_spikeslab.tables.predict import in_batches, new_rows, stored_rows
 from numpyro_spikeslab.tables.regression import sparse_regression
 
 try:
@@ -28,9 +27,6 @@ try:
 except ImportError:  # the classes raise when they are made
     names = "BaseEstimator", "ClassifierMixin", "RegressorMixin"
     BaseEstimator, ClassifierMixin, RegressorMixin = (type(name, (), {}) for name in names)
-
-BATCH = 1000
-"""Rows that are predicted at once, which bounds the memory."""
 
 
 class TableEstimator(BaseEstimator):
@@ -119,19 +115,9 @@ class TableEstimator(BaseEstimator):
     @in_double_precision
     def _moments(self, rows: np.ndarray) -> np.ndarray:
         """Compute means and variances of new responses, shape (2, S)."""
-        draws, kind, parts = posterior(self.data_), RESPONSES[self.likelihood], []
-        sites = {name: draws[name].values.reshape(-1, 1) for name in kind.sites(1.0)}
-        # few sizes of batches are compiled, for tables of all sizes
-        size = min(padded(len(rows)), BATCH)
-        filled = np.pad(rows, [(0, -len(rows) % size), (0, 0)]).reshape(-1, size, rows.shape[1])
-        for batch in filled:
-            f = predict(self.data_, batch, kind="predictor").values.reshape(-1, size)
-            of_draws = kind.of_rows(f, sites, np.ones(size), np.ones(size))
-            means, variances = np.asarray(kind.mean(of_draws)), np.asarray(of_draws.variance)
-            # a Student-t without a mean has none of these, too
-            variances = np.where(np.isnan(variances), np.inf, variances)
-            parts.append([means.mean(0), means.var(0) + variances.mean(0)])
-        return np.concatenate(parts, axis=1)[:, : len(rows)]
+        given = dict.fromkeys(("offset", "totals"))
+        new = new_rows(self.data_, stored_rows(self.data_), rows, given)
+        return in_batches("moments", self.data_, new, random.key(0))
 
 
 class SparseRegressor(RegressorMixin, TableEstimator):
@@ -173,12 +159,9 @@ class SparseRegressor(RegressorMixin, TableEstimator):
         :raises ValueError: if values are dates, masked or not numbers.
         """
         table = self._rows(X)
-        centre = table @ self.coef_ + self.intercept_
-        has_centre = RESPONSES[self.likelihood].units is not None
-        if has_centre and not return_std:
-            return centre
+        if not return_std and RESPONSES[self.likelihood].units is not None:
+            return table @ self.coef_ + self.intercept_
         means, variances = self._moments(table)
-        means = centre if has_centre else means
         return (means, np.sqrt(variances)) if return_std else means
 
 
