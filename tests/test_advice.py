@@ -16,7 +16,7 @@ def share(name, draw, num_obs, number=300):
     for _ in range(number):
         y, predictor = draw(rng, num_obs)
         weights = np.ones(num_obs)
-        texts.append(RESPONSES[name].advice(Fitted(1.0 * y, weights, predictor)))
+        texts.append(RESPONSES[name].advice(Fitted(1.0 * y, predictor, weights, weights)))
     given = [text for text in texts if text]
     return len(given) / number, given[-1] if given else ""
 
@@ -93,11 +93,19 @@ def test_the_wrong_likelihood_gets_one(case):
 def test_weights_are_counts_or_precisions():
     rng = np.random.default_rng(0)
     y, f = more_variance(rng, 10)
-    once, often = (Fitted(1.0 * y, np.full(10, w), f) for w in (0.1, 30.0))
+    once, often = (Fitted(1.0 * y, f, np.full(10, w), np.ones(10)) for w in (0.1, 30.0))
     assert not RESPONSES["poisson"].advice(once) and RESPONSES["poisson"].advice(often)
     weights = np.exp(3 * rng.normal(size=300))
     noise = rng.normal(size=300) / np.sqrt(weights)
-    assert RESPONSES["normal"].advice(Fitted(noise, np.ones(300), np.zeros(300)))
-    assert not RESPONSES["normal"].advice(Fitted(noise, weights, np.zeros(300)))
-    exact = Fitted(np.arange(5.0), np.ones(5), np.arange(5.0))
+    zeros, ones = np.zeros(300), np.ones(300)
+    assert RESPONSES["normal"].advice(Fitted(noise, zeros, ones, ones))
+    assert not RESPONSES["normal"].advice(Fitted(noise, zeros, ones, weights))
+    # rows that count often are as many rows
+    noise, counts = rng.normal(size=300), 1.0 + np.arange(300) % 10
+    for y in noise, heavy(rng, 300)[0]:
+        index = np.repeat(np.arange(300), counts.astype(int))
+        repeated = Fitted(*(x[index] for x in (y, zeros, ones, ones)))
+        text = RESPONSES["normal"].advice(Fitted(y, zeros, counts, ones))
+        assert text == RESPONSES["normal"].advice(repeated) and bool(text) == (y is not noise)
+    exact = Fitted(np.arange(5.0), np.arange(5.0), np.ones(5), np.ones(5))
     assert not RESPONSES["normal"].advice(exact)

@@ -185,13 +185,13 @@ def test_groups_are_lists_or_labels():
         assert columns.labels[::3] == [NAMES[0], NAMES[3]]
         index = np.array(columns.groups)
         assert len(index) == 4 and index[1] == index[2] and len(set(index)) == 3
-        prior = columns.prior(np.ones(5, bool), 24, None).inclusion
+        prior = columns.prior(np.ones(5, bool), 24, None)[2]
         np.testing.assert_array_equal(prior, [*PRIOR[:4], 1.0])
     alone = checked_columns(names, (), list("abcde"), 0.25)
-    assert alone.groups is None and alone.prior(np.arange(5) > 0, 24, None).expected_size == 1.0
+    assert alone.groups is None and alone.prior(np.arange(5) > 0, 24, None)[1] == 1.0
     learned = checked_columns(names, (), GROUPS, None)
-    prior = learned.prior(np.ones(5, bool), 24, 2.0)
-    assert prior.arguments == {"inclusion": (1.0, 1.0)} and (prior.inclusion == 0.5).all()
+    prior, _, inclusions = learned.prior(np.ones(5, bool), 24, 2.0)
+    assert prior == {"inclusion": (1.0, 1.0)} and (inclusions == 0.5).all()
 
 
 X, Y, WEIGHTS, OFFSET = table()
@@ -201,6 +201,10 @@ TRIALS = np.arange(24) % 3
 TIED = np.arange(24) < 10
 MESSAGES = {
     "likelihood": ({"likelihood": "gamma"}, "likelihood: got 'gamma', expected one of 'normal'"),
+    "likelihoods": ({"likelihood": ["normal"]}, r"likelihood: got \['normal'\], expected one of"),
+    "a list in always": ({"always": [["a"]]}, r"always: got \[\['a'\]\], expected columns of X"),
+    "groups of text": ({"groups": "abc"}, "groups: got 'abc', expected lists of columns, or"),
+    "size of text": ({"expected_size": "3"}, "expected_size: got '3', expected a number between"),
     "classes": ({"likelihood": "logit"}, "y: got values .* expected classes, 0 and 1"),
     "counts": ({"likelihood": "poisson"}, "y: got .* in row 0, expected whole numbers from 0"),
     "trials": ({"likelihood": "binomial"}, "totals: got None, expected numbers of trials"),

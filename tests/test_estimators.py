@@ -101,6 +101,17 @@ def test_balanced_classes_count_the_same_however_often_their_rows_do(monkeypatch
     np.testing.assert_allclose(np.ptp((weights / counts[order])[response == 1]), 0.0, atol=1e-12)
 
 
+def test_names_of_columns_may_be_numbers_and_spread_may_be_infinite():
+    X, y = table()
+    X, noise = X.set_axis([1, 2, 3, 4, 0], axis=1), np.random.default_rng(0).standard_cauchy(30)
+    model = nss.SparseRegressor(likelihood="student", random_state=0, always=[1], **FEW)
+    model.fit(X, y + noise**3)
+    assert (model.inclusion_[0] == 1) and (model.inclusion_[1:] < 1).all()
+    # some draws have less than a degree of freedom, where numpyro has no variance
+    assert (model.data_["posterior"]["dof"] < 1).any()
+    assert np.isposinf(model.predict(X, return_std=True)[1]).all()
+
+
 @pytest.mark.parametrize("name", ["SparseRegressor", "SparseClassifier"])
 def test_folds_of_other_sizes_compile_nothing(name):
     X, y = table()
@@ -147,6 +158,11 @@ IGNORED = {
         r"y: got missing labels \[0\], unknown labels \[30\]",
     ),
     "likelihood": (as_given, {"likelihood": "logit"}, "likelihood: got 'logit', expected one of"),
+    "a negative count": (
+        lambda X, y: (X, np.r_[np.arange(29), -1]),
+        {"likelihood": "poisson"},
+        "y: got -1 in row 29",
+    ),
     "always": (as_given, {"always": ["a", "z"]}, r"always: got \['z'\]"),
     "groups": (as_given, {"groups": [["a", "z"]]}, r"groups: got \['z'\]"),
     "negative weights": (as_given, {"sample_weight": np.arange(30) - 1.0}, "got -1 in a row"),

@@ -107,6 +107,16 @@ def test_chains_have_as_many_draws_as_asked_for_though_they_agree_before(tree, c
     np.testing.assert_array_equal(w[:, :250], first[:, :250])
 
 
+@pytest.mark.parametrize("site", ["sigma", "always"])
+def test_chains_go_on_until_what_is_always_in_agrees(site):
+    rng = np.random.default_rng(0)
+    draws = {"w": rng.normal(size=(4, 250, 2)), "sigma": rng.normal(size=(4, 250))}
+    draws |= {"always": rng.normal(size=(4, 250, 1)), agreement.PROBABILITIES: np.ones((4, 250, 2))}
+    assert agreement.agree([draws])
+    draws[site][0] += 3.0
+    assert not agreement.agree([draws])
+
+
 def test_a_constant_column_has_the_weight_zero(tree):
     row = columns_of(tree).sel(feature="batch")
     assert row["mean"] == row["sd"] == row["inclusion"] == row["cavi"] == 0
@@ -371,6 +381,7 @@ RESPONSES = {
     "constant response": (np.where(Y > 90, 0.1 + 0.2, 0.3), "y: got 0.3.* in every row"),
 }
 OPTIONS = {
+    "always": ({"X": X[["age", "batch"]], "always": "age"}, "1 constant columns of 2"),
     "expected size": ({"expected_size": 4}, "expected_size: got 4, expected a number betw"),
     "no chain": ({"num_chains": 0}, "num_chains: got 0, expected a whole number, at least 1"),
     "half chains": ({"num_chains": 2.0}, "num_chains: got 2.0, expected a whole number"),

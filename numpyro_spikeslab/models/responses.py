@@ -87,11 +87,12 @@ class ResponseKind(NamedTuple):
 
 
 class Fitted(NamedTuple):
-    """Responses with their weights, and their predictors at the posterior mean."""
+    """Responses, predictors at the posterior mean, how often rows count, and their precisions."""
 
     y: Numbers
-    weights: Numbers
     predictor: Numbers
+    counts: Numbers
+    precisions: Numbers
 
 
 def check_classes(y: Numbers, totals: Numbers) -> None:
@@ -171,14 +172,17 @@ def advice_on_tails(fitted: Fitted) -> str:
     """Say whether residuals have heavier tails than Normal ones."""
     from scipy import stats  # takes long to import, and ArviZ does later on
 
-    residuals = (fitted.y - fitted.predictor) * np.sqrt(fitted.weights)
-    scale = np.sqrt(np.mean(residuals**2))
+    counts = fitted.counts
+    residuals = (fitted.y - fitted.predictor) * np.sqrt(fitted.precisions)
+    scale = np.sqrt(np.average(residuals**2, weights=counts))
     if scale <= ROUNDING * np.max(np.abs(fitted.y)):
         return ""
     # outliers on one side move the mean, and not the median
-    z, centred = (x[:, None] / scale for x in (residuals, residuals - np.median(residuals)))
+    centre = weighted_median(residuals, counts)
+    z, centred = (x[:, None] / scale for x in (residuals, residuals - centre))
     dof, unit = (x.ravel() for x in np.meshgrid((1.0, 2.0, 4.0), (0.1, 0.2, 0.4, 0.6, 0.8)))
-    if not is_better(stats.t.logpdf(centred, dof, scale=unit) - stats.norm.logpdf(z)):
+    gains = stats.t.logpdf(centred, dof, scale=unit) - stats.norm.logpdf(z)
+    if not is_better(counts[:, None] * gains):
         return ""
     remedy = "try likelihood='student', or the logarithm of a skewed y"
     return f"residuals have heavier tails than Normal ones: {remedy}"
@@ -191,7 +195,7 @@ def advice_on_variance(fitted: Fitted) -> str:
     y, mean = fitted.y[:, None], np.exp(fitted.predictor)[:, None]
     size = 10.0 ** np.arange(-1.0, 3.0)
     gains = stats.nbinom.logpmf(y, size, size / (size + mean)) - stats.poisson.logpmf(y, mean)
-    if not is_better(fitted.weights[:, None] * gains):
+    if not is_better(fitted.counts[:, None] * gains):
         return ""
     return "counts vary more than Poisson ones: try likelihood='negative_binomial'"
 
@@ -283,6 +287,6 @@ def response_kind(likelihood: Any) -> ResponseKind:
     """
     if isinstance(likelihood, ResponseKind):
         return likelihood
-    if likelihood not in RESPONSES:
+    if not isinstance(likelihood, str) or likelihood not in RESPONSES:
         raise bad("likelihood", repr(likelihood), f"one of {', '.join(map(repr, RESPONSES))}")
     return RESPONSES[likelihood]

@@ -16,17 +16,23 @@ MAX_R_HAT, MIN_ESS = 1.01, 400
 UNCERTAIN = "slab_scale", "inclusion"
 """Sites whose draws need not agree, for data say little of them."""
 
+WEIGHTS = "w", "w_spike", "w_slab", PROBABILITIES
+"""Sites of weights that may be out."""
+
 UNDECIDED = 0.01
 """Mean inclusion probability up to which chains need not agree on a weight."""
 
 
 def included_draws(rounds: list[dict[str, Any]]) -> xr.Dataset:
-    """Join the draws of the included weights, the noise and the intercept."""
+    """Join the draws of the included weights, those always in, the noise and the intercept."""
     # of many columns few are ever included, so only these are copied
     mean = np.mean([x[PROBABILITIES].mean(axis=(0, 1)) for x in rounds], axis=0)
     included = mean > UNDECIDED
-    names = [name for name, x in rounds[0].items() if x.ndim == 2 and name not in UNCERTAIN]
-    sites = [[x["w"][..., included], *(x[name][..., None] for name in names)] for x in rounds]
+    names = [name for name in rounds[0] if name not in UNCERTAIN + WEIGHTS]
+    sites = [
+        [x["w"][..., included], *(x[name].reshape(*x[name].shape[:2], -1) for name in names)]
+        for x in rounds
+    ]
     draws = np.concatenate([np.concatenate(x, axis=-1) for x in sites], axis=1)
     return xr.Dataset({"x": (["chain", "draw", "site"], draws)})
 

@@ -152,31 +152,27 @@ def padded(size: int) -> int:
     return max(8, -(-size // step) * step)
 
 
-class TableFit(NamedTuple):
-    """A fit as arrays: draws, their statistics, and the last two bounds."""
-
-    draws: dict[str, Any]
-    statistics: FitStatistics
-    bounds: Float[Array, " 2"]
+Fit = tuple[dict[str, Any], FitStatistics, Any]
+"""A fit as arrays: draws, their statistics, and the last two bounds."""
 
 
 @partial(jax.jit, static_argnums=(1, 3, 4), compiler_options=RUN_ONCE)
 @full_precision
 def _begin(
     key: Array, model: TableModel, table: Table, num_warmup: int, num_chains: int
-) -> tuple[TableFit | None, list[Any], Array]:
+) -> tuple[Fit | None, list[Any], Array]:
     """Fit by CAVI, draw from the fit, and start chains at draws: all in one program.
 
     :return: the fit, if there is one, the states at which chains start, and other random bits.
     """
     key_draws, key_chains, key_seed, key_fit = random.split(key, 4)
-    fitted: TableFit | None = None
+    fitted: Fit | None = None
     if table.intercept is None:
         # spikes of a guide are independent, so under heredity this is a start and no more
         size = max(NUM_FIT_DRAWS, num_chains)
         fitted = _fit((key_fit, key_draws), model._replace(heredity=None), table, size)
         # all but the weights, which are products of slabs and spikes
-        starts = {k: x[:num_chains] for k, x in fitted.draws.items() if k != "w"}
+        starts = {k: x[:num_chains] for k, x in fitted[0].items() if k != "w"}
     else:
         spikes = jnp.zeros(model.num_spikes(len(table.columns)), int)
         one = {"intercept": table.intercept, "w_spike": spikes}
@@ -196,7 +192,7 @@ def _begin(
     return fitted, each, random.bits(key_seed, (2,))
 
 
-def _fit(keys: Any, model: TableModel, table: Table, size: int) -> TableFit:
+def _fit(keys: Any, model: TableModel, table: Table, size: int) -> Fit:
     (key_fit, key_draws), (columns, data, prior, _) = keys, table
     start = {}
     if "inclusion" in prior:
@@ -214,7 +210,7 @@ def _fit(keys: Any, model: TableModel, table: Table, size: int) -> TableFit:
     latents |= guide.auxiliary_values(latents)
     densities = log_densities(svi, params, latents, (columns,), data)
     probs, effects = guide.inclusion_probabilities(params), guide.effects(params, columns, **data)
-    return TableFit(draws, FitStatistics(*densities, probs, effects), -result.losses[-2:])
+    return draws, FitStatistics(*densities, probs, effects), -result.losses[-2:]
 
 
 def _kernel(model: TableModel, table: Table, sites: Iterable[str]) -> Any:
@@ -271,11 +267,11 @@ def fit_and_chains(
     sizes = dict.fromkeys(("w", "w_slab", PROBABILITIES), num_columns)
     sizes["w_spike"] = model.num_spikes(num_columns)
     table, model = Table.of(model, data, prior)
-    steps = run.chains * (run.warmup + run.samples)
-    advance = _advance_short if steps * len(table.columns) <= SHORT else _advance
+    total = run.warmup + run.samples
+    is_short = run.chains * total * len(table.columns) <= SHORT
+    advance = _advance_short if is_short else _advance
     fixed = model, table, run.warmup if model.kind.free_sites else None
     arguments = run.key, model, table, run.warmup, run.chains
-    total = run.warmup + run.samples
     with tqdm(desc="compiling", total=total, disable=not run.progress_bar) as bar:
         first = _begin.eval_shape(*arguments)[1][0]
         programs = _begin.lower(*arguments), advance.lower(first, 0, *fixed)
@@ -284,8 +280,9 @@ def fit_and_chains(
             list(pool.map(lambda program: program.compile(), programs))
         bar.set_description("fit")
         fitted, states, seed = jax.block_until_ready(_begin(*arguments))
-        of_fit, is_start = None, model.heredity is not None
+        of_fit = None
         if fitted is not None:
+            is_start = model.heredity is not None
             of_fit = _tree_of_fit(jax.device_get(fitted), sizes, only_starts=is_start)
         joined = _sample(run, states, lambda state, size: advance(state, size, *fixed), bar)
     if "sigma" in model.kind.free_sites and not (joined["sigma"] > ROUNDING).all():
@@ -328,10 +325,10 @@ def _rounds(total: int) -> list[int]:
     return [min(ROUND, total - start) for start in range(0, total, ROUND)]
 
 
-def _tree_of_fit(fitted: TableFit, sizes: dict[str, int], only_starts: bool) -> xr.DataTree | None:
+def _tree_of_fit(fitted: Fit, sizes: dict[str, int], only_starts: bool) -> xr.DataTree | None:
     """Make the ArviZ data of :func:`~numpyro_spikeslab.add_variational_stats`, and warn if the fit
     has not ended; `None` if it only starts the chains, as under heredity."""
-    before, bound = fitted.bounds
+    fit_draws, statistics, (before, bound) = fitted
     if not np.isfinite(bound):
         raise FloatingPointError(
             "sparse_regression: the bound of the fit is not a number. Look for extreme values in "
@@ -344,9 +341,9 @@ def _tree_of_fit(fitted: TableFit, sizes: dict[str, int], only_starts: bool) -> 
         remedy = "Report the chains, and not `cavi`; if their r_hat is large, raise num_warmup."
         # of the caller, past the decorator
         warnings.warn(f"sparse_regression: {text}. {remedy}", stacklevel=6)
-    draws = posterior(_tree(fitted.draws, sizes, ["sample"]))
-    probs = {"w": fitted.statistics.probs["w"][: sizes["w"]]}
-    stats = fitted.statistics._replace(probs=probs).of_draws(draws, bound)
+    draws = posterior(_tree(fit_draws, sizes, ["sample"]))
+    probs = {"w": statistics.probs["w"][: sizes["w"]]}
+    stats = statistics._replace(probs=probs).of_draws(draws, bound)
     return xr.DataTree.from_dict({"posterior": draws, "sample_stats": stats})
 
 

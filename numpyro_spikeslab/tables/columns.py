@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Columns of a regression that are always in, that come together, or that have priors."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
+from numbers import Real
 from typing import Any, NamedTuple
 
 from jaxtyping import Bool, Float, Int
@@ -14,9 +15,7 @@ from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.tabular import row_labels
 
 PER_EXPECTED = 10
-"""Columns, and rows, for each column that is expected to matter by default. Few rows tell of few
-columns: where a tenth of many more columns than rows is expected, all of them together explain the
-response as well as the few that matter."""
+"""Columns, and rows, for each column that is expected to matter by default."""
 
 
 class TableColumns(NamedTuple):
@@ -58,9 +57,11 @@ class TableColumns(NamedTuple):
 
     def prior(
         self, varies: Bool[np.ndarray, " P"], num_rows: int | float, expected_size: float | None
-    ) -> "InclusionPrior":
+    ) -> tuple[dict[str, Any], float, Float[np.ndarray, " P"]]:
         """Return the prior of inclusion, for columns that vary.
 
+        :return: arguments of the model; how many columns or groups are expected to be in; the
+            probability of each column, 1 if it is always in, 0 if it is constant.
         :raises ValueError: if ``expected_size`` is out of its range, or given beside probabilities.
         """
         groups = np.unique(self.numbers[varies[~self.always]])
@@ -75,20 +76,7 @@ class TableColumns(NamedTuple):
             raise bad("expected_size", repr(expected_size), "None beside `inclusion`")
         inclusion = varies.astype(float)
         inclusion[~self.always] *= probabilities[self.numbers]
-        return InclusionPrior(arguments, float(expected), inclusion)
-
-
-class InclusionPrior(NamedTuple):
-    """The prior of inclusion.
-
-    - **arguments** - of :func:`~numpyro_spikeslab.models.sparse_regression`.
-    - **expected_size** - expected number of columns, or of groups, that are included.
-    - **inclusion** - probability of each column, 1 if it is always in, 0 if it is constant.
-    """
-
-    arguments: dict[str, Any]
-    expected_size: float
-    inclusion: Float[np.ndarray, " P"]
+        return arguments, float(expected), inclusion
 
 
 def checked_columns(names: pd.Index, always: Any, groups: Any, inclusion: Any) -> TableColumns:
@@ -106,7 +94,12 @@ def checked_columns(names: pd.Index, always: Any, groups: Any, inclusion: Any) -
     _, first, index = np.unique(numbers[~is_always], return_index=True, return_inverse=True)
     if inclusion is None:
         return TableColumns(is_always, labels, index, None)
-    probabilities = prior_probabilities(inclusion, names)[~is_always]
+    given = Axis("column of X", len(names), names).aligned("inclusion", inclusion)
+    if (wrong := (given <= 0) | (given >= 1)).any():
+        remedy = "A column that is always in belongs to `always`; leave out one that never is."
+        expected = "probabilities strictly between 0 and 1"
+        raise bad("inclusion", f"{given[wrong][0]:g}", expected, remedy)
+    probabilities = given[~is_always]
     if (probabilities != probabilities[first][index]).any():
         raise bad("inclusion", "several probabilities in a group", "one for each group")
     return TableColumns(is_always, labels, index, probabilities[first])
@@ -114,7 +107,7 @@ def checked_columns(names: pd.Index, always: Any, groups: Any, inclusion: Any) -
 
 def find_columns(argument: str, labels: Any, names: pd.Index) -> Int[np.ndarray, " K"]:
     """Return the numbers of the columns that have these names."""
-    if unknown := [label for label in labels if label not in names]:
+    if unknown := [x for x in labels if not isinstance(x, Hashable) or x not in names]:
         expected = f"columns of X, some of {names.tolist()!s:.200}"
         raise bad(argument, f"{unknown!s:.200}", expected, "Without names they are numbers.")
     return np.array([names.get_loc(label) for label in labels], int)
@@ -122,6 +115,8 @@ def find_columns(argument: str, labels: Any, names: pd.Index) -> Int[np.ndarray,
 
 def group_numbers(groups: Any, names: pd.Index) -> tuple[Int[np.ndarray, " P"], np.ndarray]:
     """Return for each column a number and a title, the same for columns of a group."""
+    if not pd.api.types.is_list_like(groups):
+        raise bad("groups", repr(groups), "lists of columns, or a label for each column")
     lists = list(groups.values() if isinstance(groups, Mapping) else groups)
     if not all(isinstance(x, list | tuple | set | pd.Index | np.ndarray) for x in lists):
         axis, are_keys = Axis("column of X", len(names), names), isinstance(groups, Mapping)
@@ -150,21 +145,11 @@ def group_labels(numbers: Int[np.ndarray, " P"], titles: Any, names: pd.Index) -
     return [str(name) if x else y for x, y, name in zip(alone, together, names, strict=True)]
 
 
-def prior_probabilities(inclusion: Any, names: pd.Index) -> Float[np.ndarray, " P"]:
-    """Return the prior probability of each column."""
-    values = Axis("column of X", len(names), names).aligned("inclusion", inclusion)
-    if (wrong := (values <= 0) | (values >= 1)).any():
-        remedy = "A column that is always in belongs to `always`; leave out one that never is."
-        got, expected = f"{values[wrong][0]:g}", "probabilities strictly between 0 and 1"
-        raise bad("inclusion", got, expected, remedy)
-    return values
-
-
 def checked_size(expected_size: float | None, num_columns: int, num_rows: int | float) -> float:
     """Return how many columns are expected to matter, by default as :data:`PER_EXPECTED` says."""
     if expected_size is None:
         return min(num_columns, num_rows) / PER_EXPECTED
-    if not 0 < expected_size < num_columns:
+    if not isinstance(expected_size, Real) or not 0 < expected_size < num_columns:
         expected = f"a number between 0 and {num_columns}, the columns that vary"
         raise bad("expected_size", repr(expected_size), expected)
     return float(expected_size)

@@ -14,9 +14,8 @@ from numpyro_spikeslab.reporting.arviz_data import inclusion, mean, posterior
 from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import in_double_precision
-from numpyro_spikeslab.support.tabular import check_kind, row_labels
-from numpyro_spikeslab.tables.chains import padded
-from numpyro_spikeslab.tables.predict import predict
+from numpyro_spikeslab.support.tabular import check_kind, in_pandas, row_labels
+from numpyro_spikeslab.tables.predict import in_batches, new_rows, stored_rows
 from numpyro_spikeslab.tables.regression import sparse_regression
 
 try:
@@ -28,9 +27,6 @@ try:
 except ImportError:  # the classes raise when they are made
     names = "BaseEstimator", "ClassifierMixin", "RegressorMixin"
     BaseEstimator, ClassifierMixin, RegressorMixin = (type(name, (), {}) for name in names)
-
-BATCH = 1000
-"""Rows that are predicted at once, which bounds the memory."""
 
 
 class TableEstimator(BaseEstimator):
@@ -75,13 +71,18 @@ class TableEstimator(BaseEstimator):
         if self.likelihood not in self._likelihoods:
             raise bad("likelihood", repr(self.likelihood), f"one of {self._likelihoods}")
         check_kind("X", X)
+        labels, y = row_labels(y), in_pandas("y", y)
         if is_classifier(self) and getattr(y, "dtype", None) == "category":
             y = y.astype(object)
         check_kind("y", y)
         of_numbers = {} if is_classifier(self) else {"y_numeric": True}
         table, response = validate_data(self, X, y, dtype=float, ensure_min_samples=3, **of_numbers)
         rows = Axis("row of X", len(table), row_labels(X))
-        response = response[rows.order("y", row_labels(y))]
+        response = response[rows.order("y", labels)]
+        kind = RESPONSES[self.likelihood]._replace(has_precisions=False)
+        if not is_classifier(self):
+            # before rows are sorted, so the error names the right one
+            kind.check(response, np.full(len(response), np.inf))
         weights = 1.0 if sample_weight is None else sample_weight
         counts = rows.aligned("sample_weight", weights)
         if (counts < 0).any() or counts.sum() < 3:
@@ -92,9 +93,8 @@ class TableEstimator(BaseEstimator):
         numbers, counts = self._numbers(response[kept], counts[kept])
         # as rows may come in any order, draws are the same in each
         order = np.lexsort((*table[kept].T, numbers))
-        names = getattr(self, "feature_names_in_", None)
+        names = Axis.of_columns(in_pandas("X", X), table.shape[1]).names
         frame = pd.DataFrame(table[kept][order], kept[order], names)
-        kind = RESPONSES[self.likelihood]._replace(has_precisions=False)
         options = self.get_params() | {"likelihood": kind, "weights": counts[order]}
         options["progress_bar"] = False
         options.pop("class_weight", None)
@@ -115,17 +115,9 @@ class TableEstimator(BaseEstimator):
     @in_double_precision
     def _moments(self, rows: np.ndarray) -> np.ndarray:
         """Compute means and variances of new responses, shape (2, S)."""
-        draws, kind, parts = posterior(self.data_), RESPONSES[self.likelihood], []
-        sites = {name: draws[name].values.reshape(-1, 1) for name in kind.sites(1.0)}
-        # few sizes of batches are compiled, for tables of all sizes
-        size = min(padded(len(rows)), BATCH)
-        filled = np.pad(rows, [(0, -len(rows) % size), (0, 0)]).reshape(-1, size, rows.shape[1])
-        for batch in filled:
-            f = predict(self.data_, batch, kind="predictor").values.reshape(-1, size)
-            of_draws = kind.of_rows(f, sites, np.ones(size), np.ones(size))
-            means, variances = np.asarray(of_draws.mean), np.asarray(of_draws.variance)
-            parts.append([means.mean(0), means.var(0) + variances.mean(0)])
-        return np.concatenate(parts, axis=1)[:, : len(rows)]
+        given = dict.fromkeys(("offset", "totals"))
+        new = new_rows(self.data_, stored_rows(self.data_), rows, given)
+        return in_batches("moments", self.data_, new, random.key(0))
 
 
 class SparseRegressor(RegressorMixin, TableEstimator):
@@ -167,12 +159,9 @@ class SparseRegressor(RegressorMixin, TableEstimator):
         :raises ValueError: if values are dates, masked or not numbers.
         """
         table = self._rows(X)
-        centre = table @ self.coef_ + self.intercept_
-        has_centre = RESPONSES[self.likelihood].units is not None
-        if has_centre and not return_std:
-            return centre
+        if not return_std and RESPONSES[self.likelihood].units is not None:
+            return table @ self.coef_ + self.intercept_
         means, variances = self._moments(table)
-        means = centre if has_centre else means
         return (means, np.sqrt(variances)) if return_std else means
 
 

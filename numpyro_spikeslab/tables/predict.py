@@ -10,6 +10,7 @@ import xarray as xr
 
 import jax
 from jax import random
+import jax.numpy as jnp
 
 from numpyro_spikeslab.models.responses import RESPONSES, ResponseKind
 from numpyro_spikeslab.reporting.arviz_data import posterior
@@ -153,7 +154,15 @@ def new_rows(dt: xr.DataTree, rows: xr.Dataset, X_new: Any, of_rows: dict[str, A
 
 
 def of_draws(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> xr.DataArray:
-    """Compute numbers of rows given each draw, in batches of rows."""
+    """Compute numbers of rows given each draw."""
+    like = posterior(dt)["intercept"]
+    coords = {**like.coords, **rows["X"].isel(feature=0, drop=True).coords}
+    numbers = in_batches(what, dt, rows, key).reshape(*like.shape, rows.sizes["row"])
+    return xr.DataArray(numbers, coords, ["chain", "draw", "row"], "y")
+
+
+def in_batches(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> np.ndarray:
+    """Compute numbers of rows, shape (K, S), for all K draws or over them, in batches of rows."""
     kind, draws, count = kind_of(rows), posterior(dt), rows.sizes["row"]
     names, total = ("w", "intercept", *kind.sites(1.0)), draws["intercept"].size
     sites: dict[str, Any] = {name: draws[name].values.reshape(total, -1) for name in names}
@@ -166,25 +175,30 @@ def of_draws(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> xr.Dat
         f = w @ at.pop("X").T + intercept + at["offset"]
         values, largest = _of_batch(what, kind, f, sites, at, random.fold_in(key, start))
         if not start:
-            out = np.empty((total, count), values.dtype)
+            out = np.empty((len(values), count), values.dtype)
         if not largest < (MAX_COUNT if out.dtype.kind == "i" else np.inf):
             row = rows["row"].values[(start + f.max(0).argmax()) % count]
             remedy = "Give rows with means like those of the regression."
             raise bad("X_new, offset", f"a mean of {largest:.3g} in row {row}", "less", remedy)
         out[:, start : start + size] = values[:, : count - start]
-    coords = {**draws["intercept"].coords, **rows["X"].isel(feature=0, drop=True).coords}
-    shape = *draws["intercept"].shape, count
-    return xr.DataArray(out.reshape(shape), coords, ["chain", "draw", "row"], "y")
+    return out
 
 
 @partial(jax.jit, static_argnums=(0, 1))
 def _of_batch(what: str, kind: ResponseKind, f: Any, sites: Any, at: Any, key: Array) -> Any:
     distribution = kind.of_rows(f, sites, at["totals"], at["weights"])
     mean = kind.mean(distribution)
+
+    def moments() -> Any:
+        # a Student-t without a mean has no variance, too, which is NaN in NumPyro
+        variance = jnp.nan_to_num(distribution.variance, nan=jnp.inf, posinf=jnp.inf)
+        return jnp.stack([mean.mean(0), mean.var(0) + variance.mean(0)])
+
     compute: dict[str, Any] = {
         "response": lambda: distribution.sample(key),
         "mean": lambda: mean,
         "predictor": lambda: f,
+        "moments": moments,
         "log likelihood": lambda: kind.log_likelihood(distribution, at["y"], at["weights"]),
     }
     return compute[what](), abs(mean).max()

@@ -62,37 +62,32 @@ def sparse_regression(
     - ``sample_stats``: the Rao-Blackwellised inclusion probabilities of all draws;
     - ``summary``: what :func:`~numpyro_spikeslab.summary` cannot compute again, by ``feature``:
       ``cavi``, the inclusion probability of the fit; ``credible_set``, the number of its 95%
-      credible set, NaN for none (see :func:`~numpyro_spikeslab.credible_sets`). The attribute
-      ``k_hat`` is above 0.7 if the draws of the fit are far from the posterior given its noise,
-      slab scale and inclusion probability; NaN where they are all of one model, as of one without
-      columns, since their importance ratios are equal then. The attribute ``expected_size`` is the
-      number of columns that were expected to matter;
-    - ``cavi``: ArviZ data of the fit, for
-      ``nss.compare({"chains": dt, "CAVI": dt["cavi"]}, "w", "chains")``, or for ``nss.summary``,
-      whose column ``alternatives`` names columns that could replace those that CAVI has picked;
-    - ``observed_data`` and ``constant_data``: ``y`` and ``X``, weights, offsets and totals, and the
-      prior inclusion probabilities and groups of columns, for the summary: the probability is 1 of
-      a column that is always in, 0 of a constant one; ``data``, the columns that a formula reads.
-      :func:`predict` predicts these rows and others, after ``dt.to_netcdf("result.nc")`` and
-      ``xarray.open_datatree("result.nc")``, too;
+      credible set, NaN for none (see :func:`~numpyro_spikeslab.credible_sets`). Its attributes are
+      ``k_hat``, above 0.7 if the draws of the fit are far from the posterior given its noise, slab
+      scale and inclusion probability, NaN if they are all of one model; ``expected_size``, the
+      number of columns that were expected to matter; ``num_samples``, the draws of each chain;
+    - ``cavi``: ArviZ data of the fit. Their ``nss.summary`` names ``alternatives``, columns that
+      could replace those that CAVI has picked;
+    - ``observed_data`` and ``constant_data``: ``y`` and ``X``, weights, offsets and totals, the
+      groups of columns, and their prior inclusion probabilities: 1 if a column is always in, 0 if
+      it is constant; ``data``, the columns that a formula reads. Labels of rows that files do not
+      keep are strings. :func:`predict` predicts these rows and others, after
+      ``dt.to_netcdf("result.nc")`` and ``xarray.open_datatree("result.nc")``, too;
     - ``log_likelihood``: that of each row for ``arviz_stats.loo(dt)``, if these are at most 10^7
       numbers; else :func:`log_likelihood` makes it.
-
-    Labels of rows that a file could not keep are strings, those of several levels joined by commas.
 
     What speaks of rows or of columns (``y``, ``weights``, ``offset``, ``totals``; ``groups``,
     ``inclusion``) is aligned by its labels if it is a Series of pandas or a dict of label to value,
     and refused if labels are missing, unknown or repeated. What has no labels goes by place: arrays
     and Series of other libraries, and Series with the default index unless ``X`` has numbers, too.
 
-    There may be more columns than rows. The computation is in double precision, also where that of
-    JAX is not enabled, and the result has arrays of numpy. A warning names the column of the
-    largest ``r_hat`` if this is above 1.05. Another warns of a fit without columns beside chains
-    that include some. A third advises another likelihood or prior, where a Student-t fits the
-    residuals of a Normal likelihood better, a negative binomial those of counts, or predictors
-    beyond 13 in log odds (7.5 in probits) show that columns separate the classes. Responses of the
-    right distribution get an advice in at most 1 of 100 tables, if the predictor of classes has a
-    standard deviation of at most 2.5 in log odds.
+    There may be more columns than rows. The computation is in double precision, whatever JAX's
+    default, and the result has arrays of numpy. Warnings name the column of the largest ``r_hat``
+    if this is above 1.05, and tell of a fit without columns beside chains that include some.
+    Another advises another likelihood or prior, where a Student-t fits the residuals of a Normal
+    likelihood better, a negative binomial those of counts, or predictors beyond 13 in log odds (7.5
+    in probits) show that columns separate the classes. Responses of the right distribution get it
+    in at most 1 of 100 tables, if predictors of classes have a standard deviation of at most 2.5.
 
     ======================== ============================= =====================================
     ``likelihood``           ``y``                         posterior
@@ -120,19 +115,17 @@ def sparse_regression(
     :param data: a DataFrame of any of these libraries, for a formula.
     :param likelihood: the distribution of the response, a name above.
     :param always: names of columns that are always in, or their numbers if they have no names;
-        with a formula, names of terms, too.
-        Their weights have the prior Normal(0, 10^2) in standard units, which is wide.
+        with a formula, names of terms, too. The prior of their weights is wide: Normal(0, 10^2) in
+        standard units.
     :param groups: columns that come and go together, such as the dummies of a factor: lists of
-        their names, by name of the group or not, or a label for each column: Series, dict or list.
-        Other columns stay alone. The name is that of the group's row in the summary, by default
-        ``"a + b"``.
+        their names, or a dict of these by name of the group, which is ``"a + b"`` by default; or a
+        label for each column: Series, dict or list. Other columns stay alone.
     :param heredity: with a formula, whether an interaction needs its parents, the terms without one
-        of its factors, such as ``a:c`` of ``a:b:c``: ``"strong"`` if all have to be in,
-        ``"weak"`` if one has. Terms that the formula does not have are not counted; those that
-        are always in count as in. ``inclusion`` is then the probability of a term
-        that its parents allow (Chipman, 1996), and Bayes factors are NaN. By default
-        terms need no others. The result has no ``cavi`` and no ``k_hat``, since the guide's spikes
-        are independent. Not for a Poisson likelihood.
+        of its factors, such as ``a:c`` of ``a:b:c``: ``"strong"`` if all have to be in, ``"weak"``
+        if one has; by default none. Terms that the formula does not have are not counted; those
+        that are always in count as in. ``inclusion`` is then the probability of a term that its
+        parents allow (Chipman, 1996), Bayes factors are NaN, and there is no ``cavi``, for its
+        spikes are independent. Not for a Poisson likelihood.
     :param inclusion: prior inclusion probabilities, such as annotations: a number, or one for each
         column, shape (P,), the same in each group: array, Series or dict. By default the
         probability is learned.
@@ -148,16 +141,13 @@ def sparse_regression(
         inclusion probability is Beta(1, P / expected_size - 1), where P counts columns that vary
         and are not always in, a group once. The default is a tenth of the columns, or of the rows
         if these are fewer: N rows cannot tell which of many more columns matter, if many may. The
-        fit, which needs a density with a maximum, takes Beta(1, 1) if the second concentration is
-        below 1.
-    :param num_warmup: steps of each chain before its draws. The default is 500, in which chains of
-        other likelihoods learn their proposals, and 50 under a Normal one: chains start at the
-        fit.
+        fit takes a second concentration of 1 at least, for the density to have a maximum.
+    :param num_warmup: steps of each chain before its draws, by default 50 under a Normal likelihood
+        and 500 under others, whose proposals are learned.
     :param num_samples: draws of each chain. By default chains stop when they agree, at 250, 500,
         750 or at last 1,000 draws: if rank-normalised R-hat is at most 1.01 and the effective
-        sample sizes of bulk and tails are 400 at least, for ``sigma``, the intercept and all
-        weights of inclusion probability above 0.01. The attribute ``num_samples`` of the summary
-        says how many were drawn.
+        sample sizes of bulk and tails are 400 at least, for the intercept, the sites of the
+        likelihood and all weights of inclusion probability above 0.01.
     :param num_chains: number of chains, which run side by side.
     :param progress_bar: whether to show what is going on: compiling, the fit, warm-up, and draws
         with the largest R-hat so far of what has to agree.
@@ -165,6 +155,7 @@ def sparse_regression(
         finite or that the likelihood does not allow, too few rows or no variation; if a number is
         out of its range, or a column is in two groups; if a formula cannot be read or does
         not fit the data.
+    :raises FloatingPointError: if extreme values have no finite fit, or Student-t noise vanishes.
     :raises ModuleNotFoundError: for a formula, if ``formulaic`` is not installed.
 
     .. code-block:: python
@@ -173,7 +164,6 @@ def sparse_regression(
         dt = nss.sparse_regression(jax.random.key(0), X, y)
         nss.summary(dt, top=5)
         nss.credible_sets(dt, "w", X)
-        nss.plot_effects(dt)
         nss.plot_inclusion({"chains": dt, "CAVI": dt["cavi"]})
         high = nss.sparse_regression(
             jax.random.key(0), X, y > 200, likelihood="logit", always=["age", "sex"]
@@ -192,8 +182,9 @@ def sparse_regression(
     tree = analyse(run, problem)
     means = posterior(tree)[["intercept", "w"]].mean(["chain", "draw"])
     predictor = rows.offset + means["intercept"].item() + rows.X @ means["w"].values
-    seen = rows.seen
-    fitted = Fitted(rows.y[seen], rows.weights[seen], predictor[seen])
+    ones = np.ones(len(rows.y))
+    weights = (ones, rows.weights) if kind.has_precisions else (rows.weights, ones)
+    fitted = Fitted(*(x[rows.seen] for x in (rows.y, predictor, *weights)))
     if advice := kind.advice(fitted):
         # of the caller, past the decorator
         warnings.warn(f"sparse_regression: {advice}.", stacklevel=3)
@@ -231,18 +222,19 @@ def analyse(run: Run, problem: Problem) -> xr.DataTree:
     """Fit and sample a regression, and return the result."""
     model, data, columns, units, expected_size, table = problem
     varies = units.x["varies"]
-    prior = columns.prior(varies.values, units.num_rows, expected_size)
-    seed, fitted, draws = fit_and_chains(run, model, data, prior.arguments)
+    prior, size, inclusion = columns.prior(varies.values, units.num_rows, expected_size)
+    seed, fitted, draws = fit_and_chains(run, model, data, prior)
     rng = np.random.default_rng(seed)
     tree = convert_to_units(draws, units, columns, rng)
     if fitted is not None:
         tree["cavi"] = convert_to_units(fitted, units, columns, rng)
-    version = {"inference_library_version": numpyro_spikeslab.__version__}
-    tree["posterior"].attrs |= {"inference_library": "numpyro_spikeslab"} | version
+    tree["posterior"].attrs |= {
+        "inference_library": "numpyro_spikeslab",
+        "inference_library_version": numpyro_spikeslab.__version__,
+    }
     # under heredity they are known given the parents
     is_unknown = (model.heredity is not None) & varies.values & ~columns.always
-    known = np.where(is_unknown, np.nan, prior.inclusion)
-    constants = {f"{PRIOR}.w": varies.copy(data=known)}
+    constants = {f"{PRIOR}.w": varies.copy(data=np.where(is_unknown, np.nan, inclusion))}
     if len(set(columns.labels)) < len(columns.labels):
         constants[f"{GROUP}.w"] = varies.copy(data=columns.labels)
     for each in (tree, *([] if fitted is None else [tree["cavi"]])):
@@ -253,5 +245,5 @@ def analyse(run: Run, problem: Problem) -> xr.DataTree:
         "seed": int(rng.integers(2**31)),
     }
     tree["summary"] = stored_summary(tree, table, model.kind.ratio)
-    tree["summary"].attrs["expected_size"] = prior.expected_size
+    tree["summary"].attrs["expected_size"] = size
     return tree

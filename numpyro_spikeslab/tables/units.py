@@ -50,7 +50,8 @@ def standardise(
     mean, sd = moments(rows.X, rows.weights)
     varies = sd > ROUNDING * np.max(np.abs(rows.X), axis=0)
     if not varies[~always].any():
-        raise bad("X", f"{table.shape[1]} constant columns", "one or more that vary")
+        expected = "one or more columns that vary and may be out"
+        raise bad("X", f"{np.sum(~varies)} constant columns of {len(varies)}", expected)
     sd = np.where(varies, sd, 1.0)
     X, y = (rows.X - mean) / sd * varies, rows.y
     y_mean, y_sd, noise = 0.0, 1.0, 1.0
