@@ -292,6 +292,19 @@ def test_terms_of_a_formula_are_groups(frame):
         assert new_columns(FORMULA, read, part)[[*table]].equals(table.loc[part.index])
 
 
+@pytest.mark.parametrize(
+    ("always", "columns"),
+    [
+        ("dose", ["bs(dose, 4)[1]", "bs(dose, 4)[2]", "bs(dose, 4)[3]", "bs(dose, 4)[4]"]),
+        ("age", ["age"]),
+        ("age:kind", ["age:kind[T.b]", "age:kind[T.c]"]),
+        ("weight", ["weight"]),
+    ],
+)
+def test_a_variable_stands_for_its_terms_unless_it_is_one(frame, always, columns):
+    assert formula_table(FORMULA, None, frame, None, always).always == columns
+
+
 FORMULAS = {
     "y": ("y ~ age", {"y": Y}, "y, groups: got an arg"),
     "groups": ("y ~ age", {"groups": GROUPS}, "y, groups: got an arg"),

@@ -24,6 +24,7 @@ FORMULAS = {
     "y ~ age | dose": "X: .* without `[|]`",
     "y + other ~ age": r"X: .* not \['y', 'other'\]. Regress each response by itself",
     "kind ~ age": "X: .* not .*'kind.a.'.* Write a class as `{kind == 'yes'} ~ a [+] b`",
+    "y ~ age + (1|kind)": "X: .* without random effects, `[|]`. `C",
     "y ~ .": "X: .* names of columns instead of `.`. `X=data.drop",
     "y ~ 1": "X: .* expected columns beside the intercept",
     "y ~ 0 + age": "X: .* with an intercept. Leave out `0 [+]`",
@@ -58,6 +59,10 @@ NEW = {
     ),
     "numbers": (DATA.assign(kind=1), r"levels \[1\] of 'kind' in rows .* one of \['a', 'b', 'c'\]"),
     "gaps": (GAPS, r"gaps in 3 of 8 rows, \[102, 106, 107\]"),
+    "a gap": (
+        DATA.assign(age=[np.nan, *range(7)]),
+        r"gaps in 1 of 8 rows, \[100\], .* in \['age'\]",
+    ),
     "range": (DATA.assign(dose=1e6), "rows out of the range of `bs.dose, 4.`"),
     "a column less": (DATA.drop(columns="dose"), "no column 'dose'"),
 }

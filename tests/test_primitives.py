@@ -98,6 +98,10 @@ REFUSED = [
     (dict(inclusion=np.array([[0.5], [1.0]] * 2)), f"inclusion: {BETWEEN} 1"),
     *((dict(scale=x), f"scale: {BETWEEN} inf") for x in (0.0, -1.0, np.nan, np.inf)),
     *((dict(expected_size=x, inclusion=None), f"expected_size: {BETWEEN} 5") for x in (0, 5, -1)),
+    (
+        dict(size=None, expected_size=3, inclusion=None),
+        r"expected_size: got 3, .* Sample it in `numpyro.plate\('feature', X.shape\[1\]\)`",
+    ),
     (dict(inclusion=None), "inclusion, expected_size: got neither"),
     (dict(expected_size=2), "inclusion, expected_size: got both"),
     (dict(inclusion=SMALL), r"inclusion, scale: got shapes \[\(3,\), \(\)\].* plates, \(5,\)"),

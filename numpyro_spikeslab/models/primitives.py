@@ -101,7 +101,9 @@ def spike_slab(
         index, size = _group_index(user, groups, inclusion, scale)
     if expected_size is not None:
         what = "weights" if index is None else "groups"
-        _require(f"{user}: expected_size", expected_size, size, f"the number of {what}")
+        remedy = "" if size > 1 else "Sample it in `numpyro.plate('feature', X.shape[1])`."
+        why = f"the number of {what}"
+        _require(f"{user}: expected_size", expected_size, size, why, remedy)
         inclusion = jnp.asarray(expected_size) / size
     always = "A weight that is always in is a Normal site; leave out a column that never is."
     _require(f"{user}: inclusion", inclusion, 1, "a probability", always)

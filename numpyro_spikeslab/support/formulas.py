@@ -38,6 +38,9 @@ def sides(formula: str, data: Any) -> tuple[pd.DataFrame, Any]:
         if re.search(r"(?<![\w.])\.(?![\w.])", formula):
             remedy = "`X=data.drop(columns='y'), y=data['y']` takes all columns but one."
             raise refused("names of columns instead of `.`", remedy) from None
+        if "|" in formula:
+            remedy = "`C(clinic)` is a factor instead; a model of NumPyro may have both."
+            raise refused("one without random effects, `|`", remedy) from None
         remedy = "Operators stand between names, brackets are closed, a name with blanks is `a b`."
         raise refused("one that can be read, 'y ~ a + b'", remedy) from None
     parts = getattr(parsed, "lhs", None), getattr(parsed, "rhs", None)
@@ -65,7 +68,7 @@ def model_matrix(argument: str, source: Any, data: Any) -> Any:
     """
     from formulaic.errors import DataMismatchWarning
 
-    frame, gaps = in_pandas(argument, data), set[int]()
+    frame = in_pandas(argument, data)
     if not isinstance(frame, pd.DataFrame):
         got = "None" if data is None else f"a {type(data).__name__}"
         remedy = "pandas, polars and pyarrow make them; so does pandas.DataFrame of a dict."
@@ -78,12 +81,15 @@ def model_matrix(argument: str, source: Any, data: Any) -> Any:
             warnings.simplefilter("error", DataMismatchWarning)
             # the gaps that come of it are named
             warnings.simplefilter("ignore", RuntimeWarning)
-            made = source.get_model_matrix(frame, na_action="drop", drop_rows=gaps)
+            numbered = frame.set_axis(range(len(frame)))
+            made = source.get_model_matrix(numbered, na_action="drop")
     # the terms may call any function
     except Exception as error:
         raise failure(argument, source, frame, error) from None
-    if gaps:
-        raise gaps_in(argument, named_in(source, frame), sorted(gaps))
+    if len(made) < len(frame):
+        gaps = np.setdiff1d(numbered.index, made.index).tolist()
+        raise gaps_in(argument, named_in(source, frame), gaps)
+    made.index = frame.index
     return made
 
 

@@ -36,7 +36,7 @@ def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any) -> 
     """Make the table of a formula, such as ``"y ~ age*sex + bs(bmi, 4) + C(region)"``.
 
     :param formula: this, or a table, which needs none.
-    :param always: names of terms or of columns.
+    :param always: names of terms, such as ``"C(region)"``, of variables, or of columns.
     :raises ValueError: if arguments are beside each other in vain, and as :func:`sides`.
     """
     if not isinstance(formula, str):
@@ -50,7 +50,7 @@ def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any) -> 
     terms = {X.columns[i]: str(term) for term, at in spec.term_indices.items() for i in at}
     del terms["Intercept"]
     names = always if pd.api.types.is_list_like(always) else [always]
-    flat = [x for name in names for x in [k for k in terms if terms[k] == name] or [name]]
+    flat = [x for name in names for x in columns_named(name, terms, spec) or [name]]
     factors = {str(term): frozenset(term.factors) for term in spec.term_indices}
     firsts = {term: [*terms.values()].index(term) for term in terms.values()}
     parents = [
@@ -60,6 +60,16 @@ def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any) -> 
     table, read = X[[*terms]], in_pandas("data", data)
     read = plain_columns(read[[x for x in read if x in spec.required_variables]])
     return Given(table, y.iloc[:, 0], [*terms.values()], flat, row_labels(data), parents, read)
+
+
+def columns_named(name: Any, terms: dict[str, str], spec: Any) -> list[str]:
+    """Return the columns of a term, or of all terms of one variable."""
+    read = {
+        str(term): {x for x in names if "callable" not in x.roles}
+        for term, names in spec.term_variables.items()
+    }
+    of_term = [column for column, term in terms.items() if term == name]
+    return of_term or [column for column, term in terms.items() if read[term] == {name}]
 
 
 def new_columns(formula: str, variables: pd.DataFrame, X_new: Any) -> pd.DataFrame:

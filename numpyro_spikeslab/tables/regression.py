@@ -115,8 +115,8 @@ def sparse_regression(
     :param data: a DataFrame of any of these libraries, for a formula.
     :param likelihood: the distribution of the response, a name above.
     :param always: names of columns that are always in, or their numbers if they have no names;
-        with a formula, names of terms, too. The prior of their weights is wide: Normal(0, 10^2) in
-        standard units.
+        with a formula, names of terms, or of variables, too. The prior of their weights is wide:
+        Normal(0, 10^2) in standard units.
     :param groups: columns that come and go together, such as the dummies of a factor: lists of
         their names, or a dict of these by name of the group, which is ``"a + b"`` by default; or a
         label for each column: Series, dict or list. Other columns stay alone.
