@@ -15,7 +15,7 @@ from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import in_double_precision
 from numpyro_spikeslab.support.tabular import check_kind, in_pandas, row_labels
-from numpyro_spikeslab.tables.predict import in_batches, new_rows, stored_rows
+from numpyro_spikeslab.tables.predict import in_batches, new_rows
 from numpyro_spikeslab.tables.regression import sparse_regression
 
 try:
@@ -115,8 +115,7 @@ class TableEstimator(BaseEstimator):
     @in_double_precision
     def _moments(self, rows: np.ndarray) -> np.ndarray:
         """Compute means and variances of new responses, shape (2, S)."""
-        no_others = {"offset": None, "totals": None}
-        new = new_rows(self.data_, stored_rows(self.data_), rows, no_others)
+        new = new_rows(self.data_, rows, {"offset": None, "totals": None})
         return in_batches("moments", self.data_, new, random.key(0))
 
 

@@ -70,7 +70,7 @@ def predict(
         raise bad("kind", repr(kind), "one of 'response', 'mean', 'predictor'")
     rows, of_rows = stored_rows(dt), {"offset": offset, "totals": totals}
     if X_new is not None:
-        rows = new_rows(dt, rows, X_new, of_rows)
+        rows = new_rows(dt, X_new, of_rows)
     elif beside := [name for name, x in of_rows.items() if x is not None]:
         raise bad(beside[0], "numbers", "None without X_new", "Rows of the regression have theirs.")
     if key is None:
@@ -124,12 +124,10 @@ def completed(rows: xr.Dataset) -> xr.Dataset:
     return rows.assign({name: x for name, x in full.items() if name not in rows})
 
 
-def new_rows(dt: xr.DataTree, rows: xr.Dataset, X_new: Any, of_rows: dict[str, Any]) -> xr.Dataset:
-    """Return new rows, after checks, with weights, offsets and totals.
-
-    :param rows: the rows of the regression.
-    """
-    labels, feature = row_labels(X_new), rows["feature"].to_index()
+def new_rows(dt: xr.DataTree, X_new: Any, of_rows: dict[str, Any]) -> xr.Dataset:
+    """Return new rows of a regression, after checks, with weights, offsets and totals."""
+    labels, rows = row_labels(X_new), stored_rows(dt)
+    feature = rows["feature"].to_index()
     if "formula" in rows.attrs:
         variables = read_columns(dt["data"].to_dataset())
         X_new = new_columns(rows.attrs["formula"], variables, X_new)[[*feature]]
