@@ -107,16 +107,6 @@ def test_chains_have_as_many_draws_as_asked_for_though_they_agree_before(tree, c
     np.testing.assert_array_equal(w[:, :250], first[:, :250])
 
 
-@pytest.mark.parametrize("site", ["sigma", "always"])
-def test_chains_go_on_until_what_is_always_in_agrees(site):
-    rng = np.random.default_rng(0)
-    draws = {"w": rng.normal(size=(4, 250, 2)), "sigma": rng.normal(size=(4, 250))}
-    draws |= {"always": rng.normal(size=(4, 250, 1)), agreement.PROBABILITIES: np.ones((4, 250, 2))}
-    assert agreement.agree([draws])
-    draws[site][0] += 3.0
-    assert not agreement.agree([draws])
-
-
 def test_a_constant_column_has_the_weight_zero(tree):
     row = columns_of(tree).sel(feature="batch")
     assert row["mean"] == row["sd"] == row["inclusion"] == row["cavi"] == 0
@@ -319,23 +309,28 @@ def test_chains_go_on_until_they_agree():
         assert not agreement.agree(draws(w + apart[..., None] * column, sigma))
     for other in (sigma + apart, slow):
         assert not agreement.agree(draws(w, other))
+    # columns that are always in have a site of their own
+    with_others = draws(w, sigma)[0] | {"always": w[..., :2]}
+    assert agreement.agree([with_others])
+    assert not agreement.agree([with_others | {"always": w[..., :2] + apart[..., None]}])
 
 
 def test_a_fit_that_has_not_ended_is_named():
     w = np.zeros((4, 2))
     statistics = FitStatistics(w[:, 0], w[:, 0], {"w": w[0]}, None)
-    fit = table_chains.TableFit({"w": w}, statistics, np.array([-9.0, -9.0]))
-    setting = dict.fromkeys(("w", "w_spike"), 2), False
-    assert table_chains._tree_of_fit(fit, *setting)["sample_stats"].attrs["bound"] == -9.0
+    sizes = dict.fromkeys(("w", "w_spike"), 2)
+
+    def made(bound, only_starts=False):
+        fit = {"w": w}, statistics, np.array([-9.0, bound])
+        return table_chains._tree_of_fit(fit, sizes, only_starts)
+
+    assert made(-9.0)["sample_stats"].attrs["bound"] == -9.0
     with pytest.warns(UserWarning, match="the bound still moves after 1000 steps .* r_hat"):
-        table_chains._tree_of_fit(fit._replace(bounds=np.array([-9.0, -8.9])), *setting)
+        made(-8.9)
     with pytest.raises(FloatingPointError, match="the bound of the fit is not a number"):
-        table_chains._tree_of_fit(fit._replace(bounds=np.array([-9.0, np.nan])), *setting)
+        made(np.nan)
     # a fit that only starts the chains is not reported
-    assert (
-        table_chains._tree_of_fit(fit._replace(bounds=np.array([-9.0, -8.9])), setting[0], True)
-        is None
-    )
+    assert made(-8.9, only_starts=True) is None
 
 
 @pytest.mark.parametrize("name", ["id", "feature", "row"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the result of a regression stores for its summary: the fit beside chains, credible sets."""
+"""The part of a regression's summary that its result stores: the fit, and credible sets."""
 
 from typing import Any
 import warnings

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statistics of spike-and-slab weights: how often they are in, what they are then, their groups."""
+"""Statistics of spike-and-slab weights: inclusion, effects given inclusion, and groups."""
 
 from typing import Any
 import warnings
@@ -99,7 +99,7 @@ def group_statistics(data: xr.DataTree, name: str, prior: Any = None) -> xr.Data
 
 
 def summary_group(data: xr.DataTree) -> xr.Dataset:
-    """Return what is stored for the summary, without variables if there is nothing."""
+    """Return the stored part of a summary, empty if there is none."""
     return data.children.get("summary", xr.DataTree()).to_dataset()
 
 
@@ -133,7 +133,7 @@ def groups_of(labels: Any, probs: Float[np.ndarray, " P"]) -> tuple[Any, Any, An
 def by_group(
     frame: pd.DataFrame, name: str, labels: Any, of_groups: list[str], top: int | None
 ) -> pd.DataFrame:
-    """Put a row for each group above those of its weights, and keep the most included.
+    """Put a row for each group above the rows of its weights, and keep the most included.
 
     :param labels: the group of each weight, None if all are alone.
     :param of_groups: columns that belong to the group and not to its weights.

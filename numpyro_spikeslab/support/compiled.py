@@ -43,7 +43,7 @@ def folder_of_code() -> Path | None:
 
 @contextmanager
 def kept_code() -> Iterator[None]:
-    """Keep what is compiled in the user's cache folder, and take from there what is known.
+    """Keep compiled code in the user's cache folder, and take known code from there.
 
     JAX's own settings are put back, so models of the user's are compiled as if this never was.
     """

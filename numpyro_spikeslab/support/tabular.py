@@ -33,6 +33,11 @@ def is_array(values: Any) -> bool:
     return isinstance(values, np.ndarray | jax.Array) and values.dtype.kind not in "OSTUMmc"
 
 
+def is_mapping(values: Any) -> bool:
+    """Whether values are a mapping, which some sparse arrays of scipy are, too."""
+    return isinstance(values, Mapping) and not hasattr(values, "shape")
+
+
 def in_pandas(argument: str, values: Any) -> Any:
     """Return tables and series of any library as those of pandas, a mapping as a series.
 
@@ -44,7 +49,7 @@ def in_pandas(argument: str, values: Any) -> Any:
     import pandas as pd
 
     labels = row_labels(values)
-    if isinstance(values, Mapping):
+    if is_mapping(values):
         return pd.Series([*values.values()], labels)
     if isinstance(values, pd.DataFrame | pd.Series):
         return values
@@ -77,7 +82,7 @@ def row_labels(values: Any) -> "pd.Index | None":
     """Return the labels of rows or of entries, which pandas and mappings have, else `None`."""
     import pandas as pd
 
-    if isinstance(values, Mapping):
+    if is_mapping(values):
         return pd.Index([*values], dtype=object)
     # a list has a method of this name
     index = getattr(values, "index", None)

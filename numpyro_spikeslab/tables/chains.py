@@ -41,18 +41,17 @@ NUM_FIT_DRAWS = 1000
 """Draws of the fit, or as many as there are chains."""
 
 ROUND, MOST = 250, 1000
-"""Draws of a chain before the first look at whether all chains agree, and between two looks; and at
-most, unless their number is given."""
+"""Draws of a chain between looks at whether all agree, and at most, unless their number is given.
+"""
 
 SHORT = 300_000
 """Steps of all chains times columns, up to which code without XLA's optimisations is faster."""
 
 
 class Run(NamedTuple):
-    """A random key, and numbers of warm-up steps, of draws and of chains.
+    """A random key, numbers of warm-up steps, draws and chains, and whether to show a progress bar.
 
-    - **may_stop** - whether chains stop when they agree: then the draws are those at most.
-    - **progress_bar** - whether to show one.
+    Chains that may stop do so when they agree; their draws are as many at most.
     """
 
     key: Array
@@ -259,8 +258,6 @@ def fit_and_chains(
 ) -> tuple[Any, xr.DataTree | None, xr.DataTree]:
     """Return a seed, draws of a fit if there is one, and draws of chains that start there.
 
-    Chains that may stop do so at the end of a round if they agree.
-
     :param data: arguments of :func:`~numpyro_spikeslab.models.sparse_regression`, of numpy.
     """
     num_columns = data["X"].shape[1]
@@ -295,7 +292,7 @@ def fit_and_chains(
 
 
 def _sample(run: Run, states: list[Any], advance: Callable[..., Any], bar: Any) -> dict[str, Any]:
-    """Draw until chains agree, or have all their draws; a progress bar tells R-hat so far."""
+    """Draw until chains agree, or have all their draws; a progress bar shows R-hat so far."""
     bar.set_description("warm-up")
     for size in _rounds(run.warmup):
         states = [advance(state, size)[0] for state in states]

@@ -72,9 +72,7 @@ def checked_rows(
     numbers |= {k: axis.aligned(k, x) for k, x in of_rows.items() if x is not None}
     rows = Rows(X, axis.aligned("y", y, may_be_one=False), **numbers)
     kind.check(rows.y, rows.totals)
-    wrong = rows.weights <= 0
-    if not kind.has_precisions:
-        wrong = rows.weights < 0
+    wrong = rows.weights <= 0 if kind.has_precisions else rows.weights < 0
     if not kind.has_fractions:
         wrong |= rows.weights != np.round(rows.weights)
     if wrong.any():

@@ -38,7 +38,7 @@ class TableColumns(NamedTuple):
         return None if len(set(self.numbers)) == len(self.numbers) else tuple(self.numbers.tolist())
 
     def heredity(self, rule: Any, parents: Sequence[Sequence[int]] | None) -> Heredity | None:
-        """Return which groups need which others; those that are always in count as in.
+        """Return which groups need which others.
 
         :param parents: of each column, one column of each term; `None` without a formula.
         :raises ValueError: if there is no such rule, or no formula.
@@ -94,12 +94,12 @@ def checked_columns(names: pd.Index, always: Any, groups: Any, inclusion: Any) -
     _, first, index = np.unique(numbers[~is_always], return_index=True, return_inverse=True)
     if inclusion is None:
         return TableColumns(is_always, labels, index, None)
-    given = Axis("column of X", len(names), names).aligned("inclusion", inclusion)
-    if (wrong := (given <= 0) | (given >= 1)).any():
+    probs = Axis("column of X", len(names), names).aligned("inclusion", inclusion)
+    if (wrong := (probs <= 0) | (probs >= 1)).any():
         remedy = "A column that is always in belongs to `always`; leave out one that never is."
         expected = "probabilities strictly between 0 and 1"
-        raise bad("inclusion", f"{given[wrong][0]:g}", expected, remedy)
-    probabilities = given[~is_always]
+        raise bad("inclusion", f"{probs[wrong][0]:g}", expected, remedy)
+    probabilities = probs[~is_always]
     if (probabilities != probabilities[first][index]).any():
         raise bad("inclusion", "several probabilities in a group", "one for each group")
     return TableColumns(is_always, labels, index, probabilities[first])

@@ -15,7 +15,7 @@ from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import in_double_precision
 from numpyro_spikeslab.support.tabular import check_kind, in_pandas, row_labels
-from numpyro_spikeslab.tables.predict import in_batches, new_rows, stored_rows
+from numpyro_spikeslab.tables.predict import in_batches, new_rows
 from numpyro_spikeslab.tables.regression import sparse_regression
 
 try:
@@ -63,8 +63,8 @@ class TableEstimator(BaseEstimator):
         """Fit the model to a table, shape (N, P), and a response, shape (N,); return itself.
 
         :param sample_weight: how often each row counts, shape (N,), or one number: a weight of 4 is
-            four equal rows, and a fraction is a power of the density. These are no precisions, as
-            ``weights`` of :func:`~numpyro_spikeslab.sparse_regression` under a Normal likelihood.
+            four equal rows, and a fraction is a power of the density; under a Normal likelihood,
+            too, where ``weights`` of the function are precisions.
         :raises ValueError: as :func:`~numpyro_spikeslab.sparse_regression` and scikit-learn; if
             weights are negative, or rows count less than three times together.
         """
@@ -115,17 +115,15 @@ class TableEstimator(BaseEstimator):
     @in_double_precision
     def _moments(self, rows: np.ndarray) -> np.ndarray:
         """Compute means and variances of new responses, shape (2, S)."""
-        given = dict.fromkeys(("offset", "totals"))
-        new = new_rows(self.data_, stored_rows(self.data_), rows, given)
+        new = new_rows(self.data_, rows, {"offset": None, "totals": None})
         return in_batches("moments", self.data_, new, random.key(0))
 
 
 class SparseRegressor(RegressorMixin, TableEstimator):
     """Estimator by :func:`~numpyro_spikeslab.sparse_regression` for pipelines and cross-validation.
 
-    It follows the conventions of scikit-learn, which must be installed. Rows may come in any order,
-    and a row of ``sample_weight`` 4 is four rows: the draws are the same. Folds of like sizes share
-    what is compiled. A fit has the attributes
+    Rows may come in any order, and a row of ``sample_weight`` 4 is four rows: the draws are the
+    same. Folds of like sizes share compiled code. A fit has the attributes
 
     - ``coef_``, posterior means of the weights, shape (P,), zeros included, and ``intercept_``;
     - ``inclusion_``, posterior probabilities that the weights are not zero, shape (P,);
@@ -168,14 +166,9 @@ class SparseRegressor(RegressorMixin, TableEstimator):
 class SparseClassifier(ClassifierMixin, TableEstimator):
     """Classifier by :func:`~numpyro_spikeslab.sparse_regression`, of two classes with any labels.
 
-    A fit has the attributes
-
-    - ``classes_``, the two labels in order;
-    - ``coef_``, posterior means of the weights, shape (P,), zeros included, and ``intercept_``, in
-      log odds, or probits, of the second class;
-    - ``inclusion_`` and ``data_``, as of :class:`SparseRegressor`.
-
-    The parameters are those of :class:`SparseRegressor`, and
+    A fit has the attribute ``classes_``, the two labels in order, and those of
+    :class:`SparseRegressor`: ``coef_`` and ``intercept_`` are in log odds, or probits, of the
+    second class. The parameters are those of :class:`SparseRegressor`, and
 
     :param likelihood: ``"logit"``, or ``"probit"``, under which weights are whole numbers.
     :param class_weight: how often rows of each class count, a dict, beside ``sample_weight``;
@@ -228,10 +221,8 @@ class SparseClassifier(ClassifierMixin, TableEstimator):
     def predict_proba(self, X: Any) -> np.ndarray:
         """Compute posterior means of the probabilities of both classes.
 
-        :param X: rows, shape (S, P).
+        :param X: rows, shape (S, P), refused as by :meth:`SparseRegressor.predict`.
         :return: probabilities, shape (S, 2), in the order of ``classes_``.
-        :raises NotFittedError: before :meth:`fit`.
-        :raises ValueError: if values are dates, masked or not numbers.
         """
         second = self._moments(self._rows(X))[0]
         return np.stack([1 - second, second], axis=1)

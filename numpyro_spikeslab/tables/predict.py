@@ -32,8 +32,6 @@ BATCH = 2**20
 MAX_COUNT = 1e18
 """Mean above which no counts are drawn, since they could overflow."""
 
-KINDS = "response", "mean", "predictor"
-
 
 @in_double_precision
 def predict(
@@ -49,9 +47,8 @@ def predict(
 
     :param dt: the result, which may have been saved and read again.
     :param X_new: new rows, shape (S, P), with the columns of ``X``, or those of ``data`` that a
-        formula reads, whose levels, knots and means stay those of the regression. By default the
-        rows of the regression, with their offsets, totals and precisions; one that counts several
-        times is predicted once.
+        formula reads, whose levels, knots and means stay as they were. By default the
+        rows of the regression, each once, with their offsets, totals and precisions.
     :param offset: a number for each new row, shape (S,), or one, such as the logarithm of exposure;
         0 by default if the regression has none.
     :param totals: numbers of trials likewise, for the Binomial likelihood.
@@ -69,11 +66,11 @@ def predict(
         dt["posterior_predictive"] = nss.predict(dt).to_dataset()
         arviz_plots.plot_ppc_dist(dt)
     """
-    if kind not in KINDS:
-        raise bad("kind", repr(kind), f"one of {', '.join(map(repr, KINDS))}")
+    if kind not in ("response", "mean", "predictor"):
+        raise bad("kind", repr(kind), "one of 'response', 'mean', 'predictor'")
     rows, of_rows = stored_rows(dt), {"offset": offset, "totals": totals}
     if X_new is not None:
-        rows = new_rows(dt, rows, X_new, of_rows)
+        rows = new_rows(dt, X_new, of_rows)
     elif beside := [name for name, x in of_rows.items() if x is not None]:
         raise bad(beside[0], "numbers", "None without X_new", "Rows of the regression have theirs.")
     if key is None:
@@ -127,12 +124,10 @@ def completed(rows: xr.Dataset) -> xr.Dataset:
     return rows.assign({name: x for name, x in full.items() if name not in rows})
 
 
-def new_rows(dt: xr.DataTree, rows: xr.Dataset, X_new: Any, of_rows: dict[str, Any]) -> xr.Dataset:
-    """Return new rows, after checks, with weights, offsets and totals.
-
-    :param rows: those of the regression.
-    """
-    labels, feature = row_labels(X_new), rows["feature"].to_index()
+def new_rows(dt: xr.DataTree, X_new: Any, of_rows: dict[str, Any]) -> xr.Dataset:
+    """Return new rows of a regression, after checks, with weights, offsets and totals."""
+    labels, rows = row_labels(X_new), stored_rows(dt)
+    feature = rows["feature"].to_index()
     if "formula" in rows.attrs:
         variables = read_columns(dt["data"].to_dataset())
         X_new = new_columns(rows.attrs["formula"], variables, X_new)[[*feature]]

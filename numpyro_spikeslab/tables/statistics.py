@@ -51,8 +51,7 @@ def sparse_regression_from_statistics(
     r"""Regress a response on columns from statistics, without their rows.
 
     The model, the prior and the answers are those of :func:`sparse_regression` for the rows that
-    the statistics were computed from. They are known from the products of the centred columns and
-    of the centred response, for the likelihood of the contrasts of n rows is
+    the statistics were computed from, for the likelihood of the contrasts of n rows is
 
     .. math:: \sigma^{1 - n} \exp\left(-\frac{y^\top y - 2 w^\top X^\top y + w^\top X^\top X w}
        {2 \sigma^2}\right).
@@ -67,10 +66,9 @@ def sparse_regression_from_statistics(
       are in standard deviations of columns and response.
 
     ``R`` of other people than those of ``z`` gives columns effects that they do not have. A warning
-    names columns that do not fit: the z-scores of all others predict the other sign, as in
-    ``kriging_rss`` of susieR. Then the alleles were exchanged, the rows are others, or correlated
-    columns have opposite effects. If z-scores fit, and no correlated columns have opposite effects,
-    there is a warning for at most one in a hundred tables.
+    names columns for whose z-scores all others predict the other sign, as in ``kriging_rss`` of
+    susieR: the alleles were exchanged, the rows are others, or correlated columns have opposite
+    effects. Without these causes it comes for at most one in a hundred tables.
 
     :param key: random key, ``jax.random.key(0)`` for example.
     :param n: number of rows, at least 3.
