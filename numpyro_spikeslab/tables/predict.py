@@ -175,7 +175,7 @@ def in_batches(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> np.n
             row = rows["row"].values[(start + f.max(0).argmax()) % count]
             remedy = "Give rows with means like those of the regression."
             raise bad("X_new, offset", f"a mean of {largest:.3g} in row {row}", "less", remedy)
-        out[:, start : start + size] = values[:, : count - start]
+        out[:, start : start + size] = np.asarray(values)[:, : count - start]
     return out
 
 
