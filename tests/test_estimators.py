@@ -19,7 +19,11 @@ from numpyro_spikeslab.tables import estimators
 
 model_selection = pytest.importorskip("sklearn.model_selection")
 checks = pytest.importorskip("sklearn.utils.estimator_checks")
-pytestmark = pytest.mark.filterwarnings("error", "ignore:sparse_regression. chains disagree")
+pytestmark = pytest.mark.filterwarnings(
+    "error",
+    "ignore:sparse_regression. chains disagree",
+    "ignore:sparse_regression. columns separate",
+)
 
 NAMES = list("abcde")
 FEW = dict(num_warmup=20, num_samples=50, num_chains=2)
@@ -76,7 +80,6 @@ def test_the_classifier_takes_any_two_labels():
     np.testing.assert_allclose(probability[:, 1], (1 / (1 + np.exp(-f))).mean((0, 1)), rtol=1e-9)
 
 
-@pytest.mark.filterwarnings("ignore:sparse_regression")  # few rows separate the classes
 @pytest.mark.parametrize("name", ["SparseRegressor", "SparseClassifier"])
 def test_a_row_that_counts_often_is_as_many_rows_whatever_their_order(name):
     X, y = table()
