@@ -39,7 +39,10 @@ def test_effects_are_those_of_the_draws_with_the_weight(chains):
     for k in (0, 2, 3, 4):
         draws = w[w[:, k] != 0, k]
         expected = [draws.mean(), draws.std(ddof=1), *np.quantile(draws, [0.055, 0.945])]
-        np.testing.assert_allclose(table.iloc[k].filter(like="effect").astype(float), expected)
+        # versions of ArviZ interpolate quantiles in two ways
+        np.testing.assert_allclose(
+            table.iloc[k].filter(like="effect").astype(float), expected, 0.01
+        )
     always = table.loc["w[2]", ["mean", "sd", "eti89_lb"]].astype(float)
     np.testing.assert_allclose(table.loc["w[2]"].filter(like="effect")[:3].astype(float), always)
 
