@@ -299,20 +299,24 @@ def test_chains_go_on_until_they_agree():
         probs = np.broadcast_to([0.5, 0.001, 1.0], (4, 250, 3))
         return [{"w": w, "inclusion_probabilities.w": probs, "sigma": sigma}]
 
+    def agree(rounds):
+        data = agreement.included_draws(rounds)
+        return agreement.agree(data, agreement.r_hat(data))
+
     w, sigma = rng.normal(size=(4, 250, 3)), rng.normal(size=(4, 250))
     apart, slow = np.arange(4.0)[:, None], np.cumsum(rng.normal(size=(4, 250)), axis=1)
-    assert agreement.agree(draws(w, sigma))
+    assert agree(draws(w, sigma))
     # what is out need not move
-    assert agreement.agree(draws(w * [1, 0, 1], sigma))
+    assert agree(draws(w * [1, 0, 1], sigma))
     # of the undecided and of the decided that are in
     for column in ([1, 0, 0], [0, 0, 1]):
-        assert not agreement.agree(draws(w + apart[..., None] * column, sigma))
+        assert not agree(draws(w + apart[..., None] * column, sigma))
     for other in (sigma + apart, slow):
-        assert not agreement.agree(draws(w, other))
+        assert not agree(draws(w, other))
     # columns that are always in have a site of their own
     with_others = draws(w, sigma)[0] | {"always": w[..., :2]}
-    assert agreement.agree([with_others])
-    assert not agreement.agree([with_others | {"always": w[..., :2] + apart[..., None]}])
+    assert agree([with_others])
+    assert not agree([with_others | {"always": w[..., :2] + apart[..., None]}])
 
 
 def test_a_fit_that_has_not_ended_is_named():

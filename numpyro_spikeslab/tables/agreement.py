@@ -43,15 +43,17 @@ def r_hat(data: xr.Dataset) -> xr.DataArray:
         return arviz_stats.rhat(data)["x"]
 
 
-def agree(rounds: list[dict[str, Any]]) -> bool:
-    """Test whether the draws so far determine the included weights, the noise and the intercept.
+def agree(data: xr.Dataset, r_hats: xr.DataArray | None) -> bool:
+    """Test whether draws determine the included weights, the noise and the intercept.
 
     Measured by rank-normalised R-hat and effective sample sizes, of the bulk and of the tails, with
     :data:`MAX_R_HAT` and :data:`MIN_ESS`. The bulk alone does not see tails that chains seldom
     visit, as where classes are separated.
+
+    :param data: :func:`included_draws` so far.
+    :param r_hats: their :func:`r_hat`, `None` of a single chain.
     """
-    data = included_draws(rounds)
-    if data.sizes["chain"] > 1 and not (r_hat(data) <= MAX_R_HAT).all():
+    if r_hats is not None and not (r_hats <= MAX_R_HAT).all():
         return False
     return all(
         bool((arviz_stats.ess(data, method=method)["x"] >= MIN_ESS).all())

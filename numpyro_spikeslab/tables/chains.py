@@ -307,10 +307,15 @@ def _sample(run: Run, states: list[Any], advance: Callable[..., Any], bar: Any) 
         states = [state for state, _ in ends]
         parts = [{name: np.asarray(x)[:size] for name, x in draws.items()} for _, draws in ends]
         rounds.append({name: np.stack([part[name] for part in parts]) for name in parts[0]})
-        if run.progress_bar and run.chains > 1 and size > 3:
-            bar.set_postfix(r_hat=f"{r_hat(included_draws(rounds)).max():.3f}", refresh=False)
+        may_stop = run.may_stop and len(rounds) * ROUND < run.samples
+        shows = run.progress_bar and run.chains > 1 and size > 3
+        if may_stop or shows:
+            data = included_draws(rounds)
+            r_hats: Any = r_hat(data) if run.chains > 1 else None
+        if shows:
+            bar.set_postfix(r_hat=f"{r_hats.max():.3f}", refresh=False)
         bar.update(size)
-        if run.may_stop and len(rounds) * ROUND < run.samples and agree(rounds):
+        if may_stop and agree(data, r_hats):
             break
     # also where chains have stopped, the bar is full
     bar.total = bar.n
