@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from numpyro_spikeslab.reporting.align import align, invariants
     from numpyro_spikeslab.reporting.credible_sets import credible_sets
     from numpyro_spikeslab.reporting.models_table import models_table
+    from numpyro_spikeslab.reporting.next_measurements import next_measurements
     from numpyro_spikeslab.reporting.plot_effects import plot_effects
     from numpyro_spikeslab.reporting.plot_functions import plot_fit, plot_latent_functions
     from numpyro_spikeslab.reporting.plot_inclusion import plot_inclusion, plot_weights
@@ -52,6 +53,7 @@ __all__ = [
     "log_likelihood",
     "models",
     "models_table",
+    "next_measurements",
     "paired_sites",
     "plot_effects",
     "plot_fit",
@@ -81,6 +83,7 @@ _LAZY = {
     "invariants": "reporting.align",
     "log_likelihood": "tables.predict",
     "models_table": "reporting.models_table",
+    "next_measurements": "reporting.next_measurements",
     "plot_effects": "reporting.plot_effects",
     "plot_fit": "reporting.plot_functions",
     "plot_inclusion": "reporting.plot_inclusion",
