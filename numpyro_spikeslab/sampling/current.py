@@ -26,6 +26,7 @@ class Current:
     - **observed** - the observations, and their location at weights of zero.
     - **at** - the view at these values and weights of zero.
     - **covariates** - rows in the location of the coefficients that the kernel draws, joined.
+    - **hot** - columns that every sweep of a part of them visits; `None` if sweeps visit all.
     """
 
     reading: Reading
@@ -34,16 +35,19 @@ class Current:
     observed: Observed
     at: View
     covariates: Any
+    hot: Any = None
 
     @classmethod
-    def of(cls, reading: Reading, values: dict[str, Any], z: dict[str, Any]) -> Any:
+    def of(
+        cls, reading: Reading, values: dict[str, Any], z: dict[str, Any], hot: Any = None
+    ) -> Any:
         """Run the model at values of other blocks' sites, and ``z`` of the kernel's own."""
         values = reading.generic | reading.params | values | z
         observed, other_fields = observe(reading.problem, values)
         fields = observed.in_tasks(reading.form, reading.layout)
         at = View(**fields, **other_fields, layout=reading.layout)
         covariates = reading.covariates_at(values, z)
-        return cls(reading, values, frozenset(z), observed, at, covariates)
+        return cls(reading, values, frozenset(z), observed, at, covariates, hot)
 
     def with_stand_in(self, stand_in: StandIn) -> Any:
         """Return the model with a stand-in for the density of the observations."""

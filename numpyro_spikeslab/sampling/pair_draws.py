@@ -4,7 +4,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 import jax
 from jax import random
@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import flips
 from numpyro_spikeslab.algebra.active_set import CollapsedRegression
+from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.coefficients import split, whitened
 from numpyro_spikeslab.algebra.pairs import (
     MAX_ALL,
@@ -21,7 +22,7 @@ from numpyro_spikeslab.algebra.pairs import (
     feature_rows,
     predictor,
 )
-from numpyro_spikeslab.algebra.part_of_columns import sweep_some
+from numpyro_spikeslab.algebra.part_of_columns import hot_columns, sweep_some
 from numpyro_spikeslab.algebra.partition import Partition
 from numpyro_spikeslab.algebra.pattern_sweeps import gibbs_sweep
 from numpyro_spikeslab.algebra.task_sweeps import task_sweep
@@ -33,6 +34,8 @@ from numpyro_spikeslab.reading.coefficient_rows import (
     joined,
     tasks_without,
 )
+from numpyro_spikeslab.reading.form import Form
+from numpyro_spikeslab.reading.likelihood import DensityAt
 from numpyro_spikeslab.sampling.current import Current
 
 DrawCoefficients = Callable[[Array, Array], tuple[dict[str, Any], Float[Array, " Q"]]]
@@ -91,6 +94,32 @@ def gram_at(now: Current) -> Float[Array, "P P"]:
     return rows @ rows.T
 
 
+def visits_part(form: Form) -> bool:
+    """Whether flips and swaps visit a part of the columns."""
+    return form.is_design and not form.sets.stacks and form.size > MAX_ALL
+
+
+def hot_at(now: Current) -> Int[Array, " H"]:
+    """Choose the columns that every sweep of a part of them visits."""
+    reading, form, values = now.reading, now.reading.form, now.values
+    if not form.likelihood.is_fixed:
+        # a Gaussian of the same slopes without weights, and of their mean information
+        f = reading.problem.predictor(values)
+        density = DensityAt(reading.problem, values, now.observed).log_density
+        slope = jax.jvp(density, (f,), (jnp.ones_like(f),))[1]
+        precision = jnp.full_like(f, jnp.mean(slope**2))
+        stand_in = StandIn(precision, f + slope / precision, jnp.zeros_like(f))
+        now = now.with_stand_in(now.observed.for_one(stand_in))
+    relative, y = now.at.relative[:, 0], now.at.whitened
+    basis = jnp.zeros((0, y.size), y.dtype)
+    if now.covariates is not None:
+        basis = jnp.linalg.qr(whitened(now.covariates, relative).T)[0].T
+    prior = form.pairs[0].prior(Prior(*(x[0] for x in now.at.prior)))
+    design: Any = reading.design_at(values, relative)
+    problem = CollapsedRegression(design, None, y, 1 / now.at.sigma2[0], prior)
+    return hot_columns(problem, basis)
+
+
 def _draw_columns(
     key: Array, now: Current, moves: bool, single: bool, gram: Any, sweeps: flips.Sweeps
 ) -> tuple[Draws, DrawCoefficients]:
@@ -99,10 +128,11 @@ def _draw_columns(
     :return: spikes, slabs and inclusion probabilities; and the draw of the coefficients.
     """
     reading, at, current = now.reading, now.at, weights(*now.weights())[0]
-    sets, key_part = reading.form.sets, None
+    sets, part = reading.form.sets, None
     design: Any = reading.design_at(now.values, at.relative[:, 0])
-    if not sets.stacks and current.size > MAX_ALL:
+    if visits_part(reading.form):
         key, key_part = random.split(key)
+        part = key_part, now.hot
         # else XLA copies a design that is a constant into each branch of each choice
         design = jax.lax.optimization_barrier(design)
     target, columns = at.whitened, None
@@ -126,7 +156,7 @@ def _draw_columns(
         residual = target - predictor(design, current)
         drawn = gibbs_sweep(sets, noise, design, residual, current, problem.precision, prior)
     if numbers is not None:
-        drawn = _moved((key_part, sets, sweeps), numbers, problem, drawn)
+        drawn = _moved((part, sets, sweeps), numbers, problem, drawn)
 
     def draw_coefficients(key, w):
         new: dict[str, Any] = {}
@@ -141,22 +171,23 @@ def _draw_columns(
 
 
 def _moved(
-    choices: tuple[Array | None, Partition, flips.Sweeps],
+    choices: tuple[Any, Partition, flips.Sweeps],
     numbers: flips.Numbers,
     problem: CollapsedRegression,
     drawn: Draws,
 ) -> Draws:
     """Flip and swap the spikes that no other weight shares.
 
-    :param choices: a key for the choice of columns, `None` for all; the sets of weights; and the
+    :param choices: the part of the columns, see
+        :func:`~numpyro_spikeslab.algebra.part_of_columns.sweep_some`; the sets of weights; and the
         precision of the moves.
     """
-    key, sets, sweeps = choices
+    part, sets, sweeps = choices
     if not sets.alone.all():
         # a weight that shares its spike stays: it is alone in its window
         windows = jnp.where(sets.alone, sets.size, jnp.arange(sets.size))
         problem, numbers = problem._replace(windows=windows), numbers.flipping(sets.alone)
-    spikes, slabs, probs = sweep_some(key, sweeps, numbers, problem, drawn)
+    spikes, slabs, probs = sweep_some(part, sweeps, numbers, problem, drawn)
     return Draws(spikes, slabs, jnp.where(sets.alone, probs, drawn.probs))
 
 

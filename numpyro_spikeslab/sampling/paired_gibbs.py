@@ -2,6 +2,7 @@
 """Exact draws of spike-and-slab weights, coefficients, scales and probabilities."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from jaxtyping import Array
@@ -18,7 +19,7 @@ from numpyro_spikeslab.sampling.current import Current
 from numpyro_spikeslab.sampling.density_step import AdaptState, draw_with_density
 from numpyro_spikeslab.sampling.kernel import BlockKernel, start_inclusion
 from numpyro_spikeslab.sampling.noise_draws import draw_noise
-from numpyro_spikeslab.sampling.pair_draws import draw_pairs
+from numpyro_spikeslab.sampling.pair_draws import draw_pairs, hot_at, visits_part
 
 
 class PairedGibbsState(NamedTuple):
@@ -35,6 +36,8 @@ class PairedGibbsState(NamedTuple):
       probability of steps with the learnt Gaussian, in the warm-up; below 0.2 it is not used.
       ``"adapt_state.accept_prob"`` is that of each step, and 1 without the Gaussian.
     - **sweeps** - the precision of moves that integrate the slabs out. It has no arrays.
+    - **hot** - with more than 10,000 columns, the numbers of those that all steps try, chosen from
+      the data before the chain; `None` if steps try all.
     """
 
     z: dict[str, Any]
@@ -42,6 +45,7 @@ class PairedGibbsState(NamedTuple):
     rng_key: Array
     adapt_state: AdaptState | None = None
     sweeps: Sweeps = Sweeps.AS_PROGRAM
+    hot: Array | None = None
 
 
 class PairedGibbs(BlockKernel):
@@ -123,18 +127,22 @@ class PairedGibbs(BlockKernel):
         return frozenset([*form.coefficients, *reading.indices]) - means | {*pairs}
 
     def _start(self, reading, values, z, num_warmup, rng_key) -> PairedGibbsState:
-        adapt_state = None
-        if not reading.form.likelihood.is_fixed:
+        form, adapt_state, hot = reading.form, None, None
+        has_hot = self._collapsed and visits_part(form)
 
-            def begin(values, z):
-                now = Current.of(reading, values, z)
-                return AdaptState.begin(num_warmup, now, self._user, self._collapsed)
+        def begin(values, z):
+            now, adapt_state = Current.of(reading, values, z), None
+            if not form.likelihood.is_fixed:
+                adapt_state = AdaptState.begin(num_warmup, now, self._user, self._collapsed)
+            return adapt_state, hot_at(now) if has_hot else None
 
+        if has_hot or not form.likelihood.is_fixed:
             # op by op it would take longer, and make non-finite numbers on the way
             is_known = are_concrete(reading.problem.constants)
-            adapt_state = compiled(begin, values, z, once=True) if is_known else begin(values, z)
+            start = partial(compiled, begin, once=not has_hot) if is_known else begin
+            adapt_state, hot = start(values, z)
         sweeps = reading.sweeps if self._collapsed else Sweeps.AS_PROGRAM
-        return PairedGibbsState(z, start_inclusion(z), rng_key, adapt_state, sweeps)
+        return PairedGibbsState(z, start_inclusion(z), rng_key, adapt_state, sweeps, hot)
 
     def _check(self, reading: Reading, state: Any) -> None:
         if state.adapt_state is not None:
@@ -144,7 +152,7 @@ class PairedGibbs(BlockKernel):
         rng_key, key, key_others, key_noise = random.split(state.rng_key, 4)
         key_coefficients, *keys = random.split(key_others, 3)
         form, adapt_state = reading.form, state.adapt_state
-        now = Current.of(reading, values, state.z)
+        now = Current.of(reading, values, state.z, state.hot)
         if adapt_state is None:
             if self._collapsed:
                 now = draw_noise(key_noise, now, state.sweeps)
@@ -161,4 +169,4 @@ class PairedGibbs(BlockKernel):
                 new |= form.split(jnp.ravel(jax.lax.optimization_barrier(slabs)), "{}_slab")
         z = {name: new.get(name, x).astype(x.dtype) for name, x in state.z.items()}
         inclusion = form.split(drawn.inclusion.astype(float), "{}")
-        return PairedGibbsState(z, inclusion, rng_key, adapt_state, state.sweeps)
+        return PairedGibbsState(z, inclusion, rng_key, adapt_state, state.sweeps, state.hot)

@@ -32,17 +32,20 @@ def make_small(monkeypatch, window, num_flipped):
     monkeypatch.setattr(pairs, "MAX_NONZERO", 3)
     monkeypatch.setattr(part_of_columns, "WINDOW", window)
     monkeypatch.setattr(part_of_columns, "NUM_FLIPPED", num_flipped)
+    for name, number in (("NUM_HOT", 4), ("NUM_PICKS", 2), ("NUM_ALIKE", 2)):
+        monkeypatch.setattr(part_of_columns, name, number)
 
 
 @pytest.mark.parametrize(
-    ("window", "num_flipped", "capacity"),
-    # the last window is shorter; more weights, or windows with some, than a sweep takes
-    [(2, 1, 3), (2, 1, 1), (1, 1, 2)],
+    ("window", "hot", "capacity"),
+    # the last window is shorter; more weights, or windows with some, than a sweep takes; padded hot
+    # columns
+    [(2, [], 3), (2, [], 1), (1, [], 2), (2, [1, 4, 5, SIZE], 3)],
 )
 def test_a_sweep_of_a_part_is_reversible_and_keeps_the_posterior(
-    window, num_flipped, capacity, x64, monkeypatch
+    window, hot, capacity, x64, monkeypatch
 ):
-    make_small(monkeypatch, window, num_flipped)
+    make_small(monkeypatch, window, 1)
     monkeypatch.setattr(part_of_columns, "SHARE_OF_ALL", 0.1)
     exact = truth.enumerate_models(truth.regression(X, Y, SIGMA, *PRIOR))
     size = 40_000
@@ -59,7 +62,8 @@ def test_a_sweep_of_a_part_is_reversible_and_keeps_the_posterior(
         key, key_part = random.split(key)
         numbers = flips.Numbers.draw(key, slabs, capacity, 2)
         now, as_program = (spikes, slabs, spikes.astype(float)), flips.Sweeps.AS_PROGRAM
-        return part_of_columns.sweep_some(key_part, as_program, numbers, problem, now)
+        part = key_part, jnp.array(hot, int)
+        return part_of_columns.sweep_some(part, as_program, numbers, problem, now)
 
     out = step(random.split(random.key(0), size), jnp.asarray(before), jnp.asarray(slabs))
     spikes, slabs, probs = (np.asarray(x) for x in out)
@@ -74,6 +78,48 @@ def test_a_sweep_of_a_part_is_reversible_and_keeps_the_posterior(
     often = np.triu(both >= 10, 1)
     statistic = np.sum((count - count.T)[often] ** 2 / both[often])
     assert stats.chi2.sf(statistic, often.sum()) > 1e-3
+
+
+def pursued(X, covariates, y):
+    """The columns of the best two odds at each of two picks, by least squares."""
+    residual, hot = y - covariates @ np.linalg.lstsq(covariates, y, rcond=None)[0], set()
+    for _ in range(2):
+        best = np.argsort(-np.abs(residual @ X))[:2]
+        hot |= {*best.tolist()}
+        covariates = np.column_stack([covariates, X[:, best[0]]])
+        residual = y - covariates @ np.linalg.lstsq(covariates, y, rcond=None)[0]
+    return hot
+
+
+@pytest.mark.parametrize("kind", ["weighted", "classes"])
+@pytest.mark.parametrize("traced", [False, True])
+def test_hot_columns_are_those_that_the_data_suggest_beside_the_covariates(
+    kind, traced, x64, monkeypatch
+):
+    make_small(monkeypatch, 2, 1)
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(40, SIZE)) + 3.0
+    spread = np.exp(rng.normal(size=40)) if kind == "weighted" else np.ones(40)
+    x = x - np.average(x, axis=0, weights=spread**-2) + 1e-3
+    x /= np.sqrt(np.average(x**2, axis=0, weights=spread**-2))
+    y = 7 + 2 * x[:, 2] - x[:, 5] + 0.5 * spread * rng.normal(size=40)
+    if kind == "classes":
+        y = (y > 7) * 1.0
+
+    def model(x, y):
+        b = numpyro.sample("b", dist.Normal(0, 10.0))
+        w = truth.weights(SIZE, 0.3, 1.0)
+        likelihood = dist.Normal(b + x @ w, spread)
+        if kind == "classes":
+            likelihood = dist.Bernoulli(logits=b + x @ w)
+        numpyro.sample("y", likelihood, obs=y)
+
+    kernel, keys = nss.PairedGibbs(model), random.split(random.key(0), 2)
+    init = lambda x, y: kernel.init(keys, 0, None, (x, y), {}).hot  # noqa: E731
+    hot = np.asarray((jax.jit(init) if traced else init)(jnp.asarray(x), jnp.asarray(y)))
+    expected = pursued(x / spread[:, None], 1 / spread[:, None], y / spread)
+    for chain in hot:
+        assert {*chain.tolist()} - {SIZE} == expected and len(chain) == 4
 
 
 def model(X, y=None):
