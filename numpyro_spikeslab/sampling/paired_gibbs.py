@@ -69,10 +69,10 @@ class PairedGibbs(BlockKernel):
     too. They are omitted if more than a quarter of the weights are included, but 32 at least and 64
     at most. Weights that share a spike (``groups`` of :func:`~numpyro_spikeslab.spike_slab`) are
     flipped together, given all other weights, and have no swaps. With more than 10,000 columns most
-    steps visit a part of these; put columns that are alike side by side. Under a Normal likelihood
-    with little noise flips and swaps are in double precision, whatever that of the program is. A
-    warning says if the noise is too small for the rest of a step, which is in the program's
-    precision.
+    steps visit a part of these: the columns that the data suggest before the chain, and some
+    others, for which columns that are alike should be side by side. Under a Normal likelihood with
+    little noise flips and swaps are in double precision, whatever that of the program is. A warning
+    says if the noise is too small for the rest of a step, which is in the program's precision.
 
     With no fewer columns than observations, and at most 1,024 of these, the noise scale is drawn
     with the slabs integrated out, too, so long as more weights are included than half as many.
