@@ -22,7 +22,7 @@ from numpyro.infer import MCMC
 
 import numpyro_spikeslab as nss
 
-BATCH = 10
+BATCH, NUM_BATCHES, NUM_FIRST = 10, 4, 20
 
 
 def pool_of_rows(rng: np.random.Generator, size: int = 240, num_columns: int = 60) -> Any:
@@ -62,13 +62,13 @@ def choose_rows(mcmc: MCMC, X: Any, measured: Any, rng: Any = None) -> Any:
     return table["row"].to_numpy()
 
 
-def log_losses(mcmc: MCMC, seed: int, by_chance: bool, num_batches: int = 4) -> list[float]:
+def log_losses(mcmc: MCMC, seed: int, by_chance: bool) -> list[float]:
     """Measure batches, and return the log loss of all spikes before each and after the last."""
     rng = np.random.default_rng(seed)
     X, y, matters = pool_of_rows(rng)
-    measured = np.arange(len(y)) < 20
+    measured = np.arange(len(y)) < NUM_FIRST
     losses = []
-    for _ in range(num_batches + 1):
+    for _ in range(NUM_BATCHES + 1):
         # what is not measured is masked; its value is never read
         seen = np.where(measured, y, 0.0)
         fields = ("inclusion_probabilities",)
@@ -87,7 +87,7 @@ def compare_rules(seeds: range) -> pd.DataFrame:
         name: np.mean([log_losses(mcmc, seed, by_chance) for seed in seeds], axis=0)
         for name, by_chance in (("chosen", False), ("random", True))
     }
-    sizes = 20 + BATCH * np.arange(5)
+    sizes = NUM_FIRST + BATCH * np.arange(NUM_BATCHES + 1)
     return pd.DataFrame(losses, index=pd.Index(sizes, name="rows"))
 
 
@@ -110,11 +110,10 @@ def fit_of_tasks() -> Callable[..., Any]:
     guide = nss.PairedGuide(model)
     svi = nss.CAVI(model, guide)
 
-    def draws(key: Any, Y: Any, number: int = 500) -> Any:
+    def draws(key: Any, Y: Any) -> Any:
         key_fit, key_draws = random.split(key)
-        result = svi.run(key_fit, 30, INPUTS, Y, progress_bar=False)
-        shape = (number,)
-        return guide.sample_posterior(key_draws, result.params, INPUTS, Y, sample_shape=shape)["f"]
+        params = svi.run(key_fit, 30, INPUTS, Y, progress_bar=False).params
+        return guide.sample_posterior(key_draws, params, INPUTS, Y, sample_shape=(500,))["f"]
 
     return draws
 

@@ -72,9 +72,14 @@ class Split(NamedTuple):
     products: Float[Array, "*G P P"]
 
 
+def basis_of(covariates: Float[Array, "C N"]) -> Float[Array, "K N"]:
+    """Return an orthonormal basis of the span of covariates."""
+    return jnp.linalg.qr(covariates.T)[0].T
+
+
 def split(features: Float[Array, "*G P N"], covariates: Float[Array, "C N"]) -> Split:
     """Split features, in blocks or not."""
-    basis = jnp.linalg.qr(covariates.T)[0].T
+    basis = basis_of(covariates)
     inside, outside = split_along(basis, features)
     return Split(basis, inside, outside, outside @ jnp.swapaxes(outside, -1, -2))
 

@@ -19,15 +19,9 @@ from jaxtyping import Array, Float, Int
 from jax import lax, random
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.active_set import CollapsedRegression
+from numpyro_spikeslab.algebra.active_set import CollapsedRegression, posterior_odds
 from numpyro_spikeslab.algebra.flips import Numbers, Sweeps, sweep_in
-from numpyro_spikeslab.algebra.pairs import (
-    Prior,
-    coordinates,
-    feature_squares,
-    predictor,
-    split_along,
-)
+from numpyro_spikeslab.algebra.pairs import Prior, predictor, split_along
 
 # Columns of a window, and windows that flips visit.
 WINDOW = 64
@@ -42,17 +36,17 @@ def hot_columns(problem: CollapsedRegression, basis: Float[Array, "C N"]) -> Int
     """Choose hot columns by orthogonal matching pursuit: at each pick those with the best odds,
     given the residual of the picks before.
 
-    :param basis: orthonormal, of what is in the residual of no pick, such as covariates.
+    :param basis: orthonormal rows that no residual contains, such as a basis of covariates.
     :return: their numbers, P for none.
     """
-    size, first = problem.scale.size, len(basis)
-    squares = feature_squares(problem.design, size)
-    pairs = coordinates(squares, problem.precision, problem.prior.at(jnp.zeros(size)))
+    size, first, squares = problem.scale.size, len(basis), problem.squares
+    prior = problem.prior.at(jnp.zeros(size, bool))
 
     def pick(k, state):
         basis, residual, turns = state
-        logits = pairs.given(problem.precision * problem.times(residual)).logit
-        best = lax.top_k(logits, min(NUM_ALIKE, size))[1]
+        linear = problem._replace(target=residual).linear
+        logits, precision = posterior_odds(prior, linear, squares)
+        best = lax.top_k(logits - 0.5 * jnp.log(precision), min(NUM_ALIKE, size))[1]
         _, x = split_along(basis, problem.design.features[best[0]])
         x /= jnp.maximum(jnp.linalg.norm(x), jnp.finfo(x.dtype).tiny)
         new = basis.at[first + k].set(x), residual - (x @ residual) * x

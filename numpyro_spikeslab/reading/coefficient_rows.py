@@ -19,6 +19,7 @@ from numpyro_spikeslab.algebra.coefficients import (
     NormalPrior,
     Split,
     TaskStatistics,
+    basis_of,
     of_columns,
     split,
     task_statistics,
@@ -156,7 +157,7 @@ def columns_without(
         return of_columns(basis, inside, covariates, y, standard.prior, at.sigma2[0])
 
     if isinstance(design, ChangingDesign):
-        basis = jnp.linalg.qr(covariates.T)[0].T
+        basis = basis_of(covariates)
         coefficients, outside = conditional(basis, design.rows @ (basis * design.whitening).T)
         without: AnyDesign = design._replace(basis=basis, root=coefficients.whitening[0])
     else:
@@ -257,7 +258,7 @@ def given_residual(
     precision = jnp.ravel(jnp.broadcast_to(at.precision, residual.shape))
     standard = standardised(sites, at, values)
     covariates, y = whitened(rows, precision), jnp.sqrt(precision) * jnp.ravel(residual)
-    basis = jnp.linalg.qr(covariates.T)[0].T
+    basis = basis_of(covariates)
     none, one = jnp.zeros((0, len(basis)), y.dtype), jnp.ones((), y.dtype)
     coefficients, _ = of_columns(basis, none, covariates, y, standard.prior, one)
     u, _ = coefficients.given(coefficients.without()[1], noise)

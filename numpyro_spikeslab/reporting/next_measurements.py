@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The choice of the next measurements, from draws of what they would measure."""
+"""The choice of the next measurements, from draws of the predictor."""
 
 from typing import Any
 
@@ -13,16 +13,16 @@ from numpyro_spikeslab.support.tabular import as_numbers
 def next_measurements(
     draws: Any, noise: Any, number: int = 1, *, allowed: Any = None, costs: Any = None
 ) -> pd.DataFrame:
-    r"""Choose the next measurements, one after the other, by what they tell about the weights.
+    r"""Choose the next measurements, one after the other, by their information on the weights.
 
-    A measurement of an entry whose predictor has the posterior variance :math:`v` tells
+    A measurement of an entry whose predictor has the posterior variance :math:`v` has
 
     .. math:: \tfrac{1}{2} \log (1 + v / \sigma^2)
 
-    nats about the weights if their posterior is Normal, and at most this if not. After each choice
-    the draws are changed so that their covariance is the one given this measurement, whatever its
-    result. So of two entries that tell the same, one is chosen. A batch chosen in this way tells at
-    least :math:`1 - 1/e` of what the best batch tells (Krause, Singh and Guestrin, 2008,
+    nats of information on the weights if their posterior is Normal, and at most this if not. After
+    each choice the draws are changed so that their covariance is the one given this measurement,
+    whatever its result. So only one of two equal entries is chosen. Such a batch has at least
+    :math:`1 - 1/e` of the information of the best one (Krause, Singh and Guestrin, 2008,
     *Near-optimal sensor placements in Gaussian processes*).
 
     Responses have Normal noise. Nothing is fitted, so draws may come from any package.
@@ -76,9 +76,9 @@ def next_measurements(
         rows.append((*np.unravel_index(best, entries), information[best]))
         if variance[best] > 0:
             covariance = errors[:, best] @ errors / (len(errors) - 1)
-            # the factor with which the draws have the covariance given the measurement
-            kept = np.sqrt(variances[best] / (variance[best] + variances[best]))
-            errors -= np.outer(errors[:, best], (1 - kept) * covariance / variance[best])
+            # shrunk by this factor, the draws have the covariance given the measurement
+            shrinkage = np.sqrt(variances[best] / (variance[best] + variances[best]))
+            errors -= np.outer(errors[:, best], (1 - shrinkage) * covariance / variance[best])
     columns = ["row", "task"][: len(entries)] + ["information"]
     return pd.DataFrame(rows, columns=columns).rename_axis("choice")
 

@@ -26,7 +26,7 @@ class Current:
     - **observed** - the observations, and their location at weights of zero.
     - **at** - the view at these values and weights of zero.
     - **covariates** - rows in the location of the coefficients that the kernel draws, joined.
-    - **hot** - columns that every sweep of a part of them visits; `None` if sweeps visit all.
+    - **hot** - the hot columns, which every sweep visits; `None` if sweeps visit all columns.
     """
 
     reading: Reading

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from numpyro_spikeslab.algebra import flips
 from numpyro_spikeslab.algebra.active_set import CollapsedRegression
 from numpyro_spikeslab.algebra.augmentation import StandIn
-from numpyro_spikeslab.algebra.coefficients import split, whitened
+from numpyro_spikeslab.algebra.coefficients import basis_of, split, whitened
 from numpyro_spikeslab.algebra.pairs import (
     MAX_ALL,
     Draw,
@@ -35,7 +35,6 @@ from numpyro_spikeslab.reading.coefficient_rows import (
     tasks_without,
 )
 from numpyro_spikeslab.reading.form import Form
-from numpyro_spikeslab.reading.likelihood import DensityAt
 from numpyro_spikeslab.sampling.current import Current
 
 DrawCoefficients = Callable[[Array, Array], tuple[dict[str, Any], Float[Array, " Q"]]]
@@ -100,12 +99,12 @@ def visits_part(form: Form) -> bool:
 
 
 def hot_at(now: Current) -> Int[Array, " H"]:
-    """Choose the columns that every sweep of a part of them visits."""
+    """Choose the hot columns, which every sweep visits."""
     reading, form, values = now.reading, now.reading.form, now.values
     if not form.likelihood.is_fixed:
         # a Gaussian of the same slopes without weights, and of their mean information
         f = reading.problem.predictor(values)
-        density = DensityAt(reading.problem, values, now.observed).log_density
+        density = now.likelihood(f).log_density
         slope = jax.jvp(density, (f,), (jnp.ones_like(f),))[1]
         precision = jnp.full_like(f, jnp.mean(slope**2))
         stand_in = StandIn(precision, f + slope / precision, jnp.zeros_like(f))
@@ -113,7 +112,7 @@ def hot_at(now: Current) -> Int[Array, " H"]:
     relative, y = now.at.relative[:, 0], now.at.whitened
     basis = jnp.zeros((0, y.size), y.dtype)
     if now.covariates is not None:
-        basis = jnp.linalg.qr(whitened(now.covariates, relative).T)[0].T
+        basis = basis_of(whitened(now.covariates, relative))
     prior = form.pairs[0].prior(Prior(*(x[0] for x in now.at.prior)))
     design: Any = reading.design_at(values, relative)
     problem = CollapsedRegression(design, None, y, 1 / now.at.sigma2[0], prior)

@@ -70,9 +70,9 @@ def predict(
         raise bad("kind", repr(kind), "one of 'response', 'mean', 'predictor'")
     of_rows = {"offset": offset, "totals": totals}
     rows = stored_rows(dt) if X_new is None else new_rows(dt, X_new, of_rows)
-    beside = [name for name, x in of_rows.items() if x is not None]
-    if X_new is None and beside:
-        raise bad(beside[0], "numbers", "None without X_new", "Rows of the regression have theirs.")
+    given = [name for name, x in of_rows.items() if x is not None]
+    if X_new is None and given:
+        raise bad(given[0], "numbers", "None without X_new", "Rows of the regression have theirs.")
     if key is None:
         key = random.key(int(rows.attrs["seed"]))
     check_key(key)
