@@ -69,6 +69,7 @@ class Reading:
     - **params** - start values of the model's params; unlike generic ones they may be traced.
     - **layout** - of the observations: a table, or entries of one.
     - **block_size** - columns per block of the design.
+    - **num_counted** - observations that are not masked; all of them where masks are traced.
     """
 
     problem: Problem
@@ -79,6 +80,7 @@ class Reading:
     params: dict[str, Any]
     layout: Observations
     block_size: int
+    num_counted: int
 
     @property
     def form(self) -> Form:
@@ -308,7 +310,7 @@ class Reader:
             Problem(form, proof.program, constants, proof.density)
             for form in candidates(proof, sites, self.joint)
         ]
-        problem, values, entries, where = self._judge(forms, trace)
+        problem, num_counted, (values, entries, where) = self._judge(forms, trace)
         form, functions = problem.form, None
         layout: Observations = Grid(form.table)
         if where is not None:
@@ -334,10 +336,12 @@ class Reader:
             jax.tree.map(jnp.asarray, params),
             layout,
             block_size=form.size if self.joint else BLOCK_SIZE,
+            num_counted=num_counted,
         )
 
     def _judge(self, forms: list[Problem], trace: ModelTrace) -> Any:
-        """Return the first form that fits, as far as the probe confirms it, and its arrays."""
+        """Return the first form that fits, as far as the probe confirms it, how many observations
+        count, and the other arrays of the probe."""
         generic, starts = trace.generic, trace.generic_constants
         for problem in forms:
             form, constants = problem.form, problem.constants
@@ -352,7 +356,7 @@ class Reader:
                 verdict = only_known(verdict, problem, generic, starts, along)
             if verdict.fits:
                 form = settle(form, forms[-1].form, verdict)
-                return replace(problem, form=form), *arrays
+                return replace(problem, form=form), int(verdict.num_counted), arrays
         raise AssertionError("a plain design fits")
 
 
