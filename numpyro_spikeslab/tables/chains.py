@@ -10,6 +10,7 @@ import warnings
 import arviz_base
 from jaxtyping import Array, Float
 import numpy as np
+import pandas as pd
 from tqdm.auto import tqdm
 import xarray as xr
 
@@ -31,8 +32,8 @@ from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
 from numpyro_spikeslab.support.precision import full_precision
-from numpyro_spikeslab.tables.agreement import PROBABILITIES, agree, included_draws, r_hat
 from numpyro_spikeslab.tables.checks import check_key, checked_count
+from numpyro_spikeslab.tables.monte_carlo import PROBABILITIES, monte_carlo_errors
 
 NUM_STEPS, TOLERANCE = 1000, 1e-3
 """Most steps of the fit, and the rise of the bound at which it stops."""
@@ -41,7 +42,7 @@ NUM_FIT_DRAWS = 1000
 """Draws of the fit, or as many as there are chains."""
 
 ROUND, MOST = 250, 1000
-"""Draws of a chain between looks at whether all agree, and at most, unless their number is given.
+"""Draws of a chain between looks at Monte Carlo errors, and at most, unless their number is given.
 """
 
 SHORT = 300_000
@@ -51,7 +52,7 @@ SHORT = 300_000
 class Run(NamedTuple):
     """A random key, numbers of warm-up steps, draws and chains, and whether to show a progress bar.
 
-    Chains that may stop do so when they agree; their draws are as many at most.
+    Chains that may stop do so when Monte Carlo errors are small; their draws are as many at most.
     """
 
     key: Array
@@ -254,11 +255,14 @@ _advance_short = jax.jit(full_precision(_steps), static_argnums=(2, 4), compiler
 
 
 def fit_and_chains(
-    run: Run, model: TableModel, data: dict[str, Any], prior: dict[str, Any]
+    run: Run, model: TableModel, data: dict[str, Any], prior: dict[str, Any], columns: pd.Series
 ) -> tuple[Any, xr.DataTree | None, xr.DataTree]:
     """Return a seed, draws of a fit if there is one, and draws of chains that start there.
 
+    Warn if Monte Carlo errors are large at the end.
+
     :param data: arguments of :func:`~numpyro_spikeslab.models.sparse_regression`, of numpy.
+    :param columns: names of the columns that vary, by their place.
     """
     num_columns = data["X"].shape[1]
     sizes = dict.fromkeys(("w", "w_slab", PROBABILITIES), num_columns)
@@ -281,7 +285,15 @@ def fit_and_chains(
         if fitted is not None:
             is_start = model.heredity is not None
             of_fit = _tree_of_fit(jax.device_get(fitted), sizes, only_starts=is_start)
-        joined = _sample(run, states, lambda state, size: advance(state, size, *fixed), bar)
+        joined, errors = _sample(
+            run, states, lambda state, size: advance(state, size, *fixed), bar, columns
+        )
+    if not (errors <= 1).all():
+        worst = int(errors.to_numpy().argmax())
+        text = f"the Monte Carlo error of {errors.index[worst]} is {errors.iloc[worst]:.1f} times"
+        end = f"that at which chains stop, after {joined['w'].shape[1]} draws. Raise num_samples."
+        # of the caller, past the decorator
+        warnings.warn(f"sparse_regression: {text} {end}", stacklevel=5)
     if "sigma" in model.kind.free_sites and not (joined["sigma"] > ROUNDING).all():
         raise FloatingPointError(
             "sparse_regression: sigma falls to 0, where columns fit most responses exactly, such as"
@@ -291,8 +303,13 @@ def fit_and_chains(
     return np.asarray(seed), of_fit, _tree(joined, sizes, ["chain", "draw"])
 
 
-def _sample(run: Run, states: list[Any], advance: Callable[..., Any], bar: Any) -> dict[str, Any]:
-    """Draw until chains agree, or have all their draws; a progress bar shows R-hat so far."""
+def _sample(
+    run: Run, states: list[Any], advance: Callable[..., Any], bar: Any, columns: pd.Series
+) -> tuple[dict[str, Any], pd.Series]:
+    """Draw until Monte Carlo errors are small, or chains have all their draws; return both.
+
+    A progress bar shows the largest error so far.
+    """
     bar.set_description("warm-up")
     for size in _rounds(run.warmup):
         states = [advance(state, size)[0] for state in states]
@@ -301,26 +318,25 @@ def _sample(run: Run, states: list[Any], advance: Callable[..., Any], bar: Any) 
         bar.update(size)
     bar.set_description("draws")
     rounds: list[dict[str, Any]] = []
+    errors = pd.Series(np.inf)
     for size in _rounds(run.samples):
         # all are dispatched before the first is waited for, so cores share them
         ends = [advance(state, size) for state in states]
         states = [state for state, _ in ends]
         parts = [{name: np.asarray(x)[:size] for name, x in draws.items()} for _, draws in ends]
         rounds.append({name: np.stack([part[name] for part in parts]) for name in parts[0]})
-        may_stop = run.may_stop and len(rounds) * ROUND < run.samples
-        shows = run.progress_bar and run.chains > 1 and size > 3
-        if may_stop or shows:
-            data = included_draws(rounds)
-            r_hats: Any = r_hat(data) if run.chains > 1 else None
-        if shows:
-            bar.set_postfix(r_hat=f"{r_hats.max():.3f}", refresh=False)
+        is_last = len(rounds) * ROUND >= run.samples
+        if run.may_stop or run.progress_bar or is_last:
+            errors = monte_carlo_errors(rounds, columns)
+            bar.set_postfix(error=f"{errors.max():.2f}", refresh=False)
         bar.update(size)
-        if may_stop and agree(data, r_hats):
+        if run.may_stop and (errors <= 1).all():
             break
     # also where chains have stopped, the bar is full
     bar.total = bar.n
     bar.refresh()
-    return {name: np.concatenate([x[name] for x in rounds], axis=1) for name in rounds[0]}
+    joined = {name: np.concatenate([x[name] for x in rounds], axis=1) for name in rounds[0]}
+    return joined, errors
 
 
 def _rounds(total: int) -> list[int]:
