@@ -27,6 +27,7 @@ CASES = {
     "a weight off by 1 sd": ({"w": W + FIRST[..., None] * [0, 0, 1.0, 0]}, "w[in]"),
     "padding": ({"w": W + FIRST[..., None] * [0, 0, 0, 9.0]}, None),
     "a site off by 1 sd": ({"sigma": SIGMA + FIRST}, "sigma"),
+    "a site of another scale": ({"sigma": SIGMA * (1 + 3 * FIRST)}, "sigma"),
     "a slow site": ({"sigma": SLOW}, "sigma"),
     "a slab scale, of which data say little": ({"slab_scale": SLOW}, None),
     "weights always in": ({"always": np.stack([SIGMA, SIGMA + FIRST], axis=-1)}, "always"),
