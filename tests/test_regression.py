@@ -191,7 +191,7 @@ def test_large_errors_are_told_as_multiples_of_what_is_allowed():
     with pytest.warns(UserWarning, match="Monte Carlo error") as told:
         errors = nss.summary(nss.sparse_regression(KEY, X, y, **FEW), "w", None)
     multiples = errors["mcse_inclusion"] / 0.02
-    worst = f"of the inclusion of {multiples.idxmax()} is {multiples.max():.1f} times"
+    worst = f"of the inclusion of {multiples.idxmax()} is {multiples.max():.2f} times"
     message = str(told[0].message)
     assert worst in message and "after 50 draws. Raise num_samples" in message
 

@@ -288,18 +288,18 @@ def fit_and_chains(
         joined, errors = _sample(
             run, states, lambda state, size: advance(state, size, *fixed), bar, columns
         )
-    if not (errors <= 1).all():
-        worst = int(errors.to_numpy().argmax())
-        text = f"the Monte Carlo error of {errors.index[worst]} is {errors.iloc[worst]:.1f} times"
-        end = f"that at which chains stop, after {joined['w'].shape[1]} draws. Raise num_samples."
-        # of the caller, past the decorator
-        warnings.warn(f"sparse_regression: {text} {end}", stacklevel=5)
     if "sigma" in model.kind.free_sites and not (joined["sigma"] > ROUNDING).all():
         raise FloatingPointError(
             "sparse_regression: sigma falls to 0, where columns fit most responses exactly, such as"
             " equal ones within a level. Regress whether a response is one of these by "
             "likelihood='logit', and the other rows alone."
         )
+    if not (errors <= 1).all():
+        worst = int(errors.to_numpy().argmax())
+        text = f"the Monte Carlo error of {errors.index[worst]} is {errors.iloc[worst]:.2f} times"
+        end = f"that at which chains stop, after {joined['w'].shape[1]} draws. Raise num_samples."
+        # of the caller, past the decorator
+        warnings.warn(f"sparse_regression: {text} {end}", stacklevel=5)
     return np.asarray(seed), of_fit, _tree(joined, sizes, ["chain", "draw"])
 
 
@@ -318,7 +318,6 @@ def _sample(
         bar.update(size)
     bar.set_description("draws")
     rounds: list[dict[str, Any]] = []
-    errors = pd.Series(np.inf)
     for size in _rounds(run.samples):
         # all are dispatched before the first is waited for, so cores share them
         ends = [advance(state, size) for state in states]
