@@ -41,12 +41,7 @@ CASES = {
 @pytest.mark.parametrize(("changes", "worst"), CASES.values(), ids=CASES)
 def test_chains_stop_unless_a_quantity_is_off(changes, worst):
     draws = {"w": W, PROBABILITIES: PROBS, "sigma": SIGMA} | changes
-    # however the draws came in rounds
-    rounds = [
-        {name: x[:, part] for name, x in draws.items()} for part in (slice(90), slice(90, 250))
-    ]
-    errors = monte_carlo_errors(rounds, COLUMNS)
-    pd.testing.assert_series_equal(errors, monte_carlo_errors([draws], COLUMNS))
+    errors = monte_carlo_errors(draws, COLUMNS)
     assert (errors <= 1).all() == (worst is None), errors
     assert worst is None or errors.idxmax() == worst, errors
 
@@ -55,4 +50,4 @@ def test_the_largest_r_hat_of_many_columns_does_not_count():
     w = np.random.default_rng(0).normal(size=(4, 100, 100))
     assert arviz_stats.rhat(xr.Dataset({"w": (["chain", "draw", "x"], w)}))["w"].max() > 1.02
     draws = {"w": w, PROBABILITIES: np.full(w.shape, 0.9)}
-    assert (monte_carlo_errors([draws], pd.Series(range(100))) < 0.8).all()
+    assert (monte_carlo_errors(draws, pd.Series(range(100))) < 0.8).all()

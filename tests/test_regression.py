@@ -136,7 +136,7 @@ def test_names_groups_and_diagnostics(tree):
     draws = reading.posterior(tree)
     assert draws["w"].dims == ("chain", "draw", "feature")
     np.testing.assert_allclose(frame["mean"], draws["w"].mean(["chain", "draw"]))
-    assert (draws["w"] == draws["w_spike"] * draws["w_slab"]).all()
+    assert ((draws["w"] != 0) == draws["w_spike"]).all()
     assert frame["r_hat"].max() < 1.02 and frame["ess_bulk"].min() > 300
     assert (arviz_stats.rhat(draws[["sigma", "slab_scale", "prior_inclusion"]]) < 1.02).all()
     # NUTS given the slabs of all weights would move it ten times as slowly
@@ -248,6 +248,28 @@ def test_many_more_columns_than_rows():
     assert np.flatnonzero(summary["inclusion"] > 0.2).tolist() == [10]
     assert summary["inclusion"][10] > 0.9 and summary["credible_set"][10] == 0
     assert summary["inclusion"].sum() < 4 and summary["r_hat"].max() < 1.1
+
+
+def test_draws_of_many_columns_are_rounded_and_as_good():
+    size = table_chains.WIDE + 3
+    rng = np.random.default_rng(0)
+    X = 1e6 + rng.normal(size=(30, size))
+    X[:, 3] = 1e6
+    y = X[:, 0] - 2 * X[:, 1] + 1e-3 * rng.normal(size=len(X))
+    counts = {"num_warmup": 5, "num_samples": 10, "num_chains": 2}
+    tree = nss.sparse_regression(KEY, X, y, always=[0, 1], expected_size=0.01, **counts)
+    for data in tree, tree["cavi"]:
+        draws = reading.posterior(data)
+        probs = data["sample_stats"]["inclusion_probabilities.w"]
+        assert (draws["w"].dtype, draws["w_spike"].dtype, probs.dtype) == ("f4", "i1", "f4")
+        assert ((draws["w"] != 0) == draws["w_spike"]).all()
+        assert (draws["w_spike"][..., :2] == 1).all() and (probs[..., :2] == 1).all()
+        assert (draws["w_spike"][..., 3] == 0).all() and (probs[..., 3] == 0).all()
+        assert ((probs >= 0) & (probs <= 1)).all()
+        # seven digits of a weight times a million are a tenth, for which the intercept makes up
+        f = draws["intercept"].values[..., None] + draws["w"].values.astype(float) @ X.T
+        np.testing.assert_allclose(f, np.broadcast_to(y, f.shape), rtol=0, atol=0.01)
+    np.testing.assert_allclose(nss.predict(tree, kind="mean").mean(["chain", "draw"]), y, atol=0.01)
 
 
 def test_no_more_columns_are_expected_than_rows_can_tell():

@@ -17,11 +17,11 @@ MAX_ERROR, MAX_RELATIVE_ERROR = 0.02, 0.1
 UNCERTAIN = "slab_scale", "inclusion"
 """Sites whose draws do not count, for data say little of them."""
 
-WEIGHTS = "w", "w_spike", "w_slab", PROBABILITIES
+WEIGHTS = "w", "w_spike", PROBABILITIES
 """Sites of weights that may be out."""
 
 
-def monte_carlo_errors(rounds: list[dict[str, Any]], columns: pd.Series) -> pd.Series:
+def monte_carlo_errors(draws: dict[str, Any], columns: pd.Series) -> pd.Series:
     """Compute errors as multiples of the largest with which chains stop, named by what they are of.
 
     These are the inclusion and the weight of columns whose inclusion probability is above its
@@ -30,31 +30,26 @@ def monte_carlo_errors(rounds: list[dict[str, Any]], columns: pd.Series) -> pd.S
     are fewer. ArviZ counts few where chains differ, so R-hat, of which the largest of many is above
     1.01 by chance, would tell no more.
 
-    :param rounds: draws so far.
+    :param draws: draws so far.
     :param columns: names of the columns that vary, by their place.
     """
-    mean = np.concatenate([x[PROBABILITIES].mean(axis=0) for x in rounds]).mean(axis=0)
+    mean = draws[PROBABILITIES].mean(axis=(0, 1))
     # of many columns few are ever included, so only these are copied
     included = columns[mean[columns.index] > MAX_ERROR]
-    sites = [name for name in rounds[0] if name not in UNCERTAIN + WEIGHTS]
+    sites = [name for name in draws if name not in UNCERTAIN + WEIGHTS]
     parts = [
-        [
-            x[PROBABILITIES][..., included.index],
-            x["w"][..., included.index],
-            (x["w"] != 0)[..., columns.index].sum(axis=-1, keepdims=True),
-            *(x[name].reshape(*x[name].shape[:2], -1) for name in sites),
-        ]
-        for x in rounds
+        draws["w"][..., included.index],
+        (draws["w"] != 0)[..., columns.index].sum(axis=-1, keepdims=True),
+        *(draws[name].reshape(*draws[name].shape[:2], -1) for name in sites),
     ]
-    draws = np.concatenate([np.concatenate(x, axis=-1) for x in parts], axis=1)
     probs, others = (
         xr.Dataset({"x": (["chain", "draw", "site"], x)})
-        for x in np.split(draws, [len(included)], axis=-1)
+        for x in (draws[PROBABILITIES][..., included.index], np.concatenate(parts, axis=-1))
     )
     errors = arviz_stats.mcse(probs)["x"].values / MAX_ERROR
     counts = [arviz_stats.ess(others, method=method)["x"].values for method in ("bulk", "tail")]
     relative = np.min(counts, axis=0) ** -0.5 / MAX_RELATIVE_ERROR
     names = [f"{of}w[{name}]" for of in ("the inclusion of ", "") for name in included]
     names.append("the number of columns")
-    names += [name for name, x in zip(sites, parts[0][3:], strict=True) for _ in range(x.shape[-1])]
+    names += [name for name, x in zip(sites, parts[2:], strict=True) for _ in range(x.shape[-1])]
     return pd.Series(np.concatenate([errors, relative]), names)

@@ -11,7 +11,7 @@ import xarray as xr
 
 import numpyro_spikeslab
 from numpyro_spikeslab.models.responses import Fitted, response_kind
-from numpyro_spikeslab.reporting.arviz_data import GROUP, PRIOR, posterior
+from numpyro_spikeslab.reporting.arviz_data import GROUP, PRIOR, mean, posterior
 from numpyro_spikeslab.reporting.stored_summary import stored_summary
 from numpyro_spikeslab.support.files import stored_columns
 from numpyro_spikeslab.support.precision import in_double_precision
@@ -56,10 +56,10 @@ def sparse_regression(
     the fit (``cavi``), CAVI has picked one of several correlated columns: look at the credible
     sets. The result is ArviZ data:
 
-    - ``posterior``: draws of ``w`` with ``w_spike`` and ``w_slab``, dimension ``feature``, and of
-      ``intercept``, ``slab_scale``, ``prior_inclusion`` (the probability that a column is in, where
-      it is learned) and the parameters of the likelihood; all but ``slab_scale`` are in the units
-      of the table and the response;
+    - ``posterior``: draws of ``w`` with ``w_spike``, dimension ``feature``, and of ``intercept``,
+      ``slab_scale``, ``prior_inclusion`` (the probability that a column is in, where it is learned)
+      and the parameters of the likelihood; all but ``slab_scale`` are in the units of the table and
+      the response;
     - ``sample_stats``: the Rao-Blackwellised inclusion probabilities of all draws;
     - ``summary``: what :func:`~numpyro_spikeslab.summary` cannot compute again, by ``feature``:
       ``cavi``, the inclusion probability of the fit; ``credible_set``, the number of its 95%
@@ -184,8 +184,8 @@ def sparse_regression(
     units, arguments = standardise(table, rows, columns.always, kind)
     problem = Problem(model, arguments, columns, units, expected_size, table.values)
     tree = analyse(run, problem)
-    means = posterior(tree)[["intercept", "w"]].mean(["chain", "draw"])
-    predictor = rows.offset + means["intercept"].item() + rows.X @ means["w"].values
+    intercept, w = (mean(posterior(tree)[name]).values for name in ("intercept", "w"))
+    predictor = rows.offset + intercept + rows.X @ w
     ones = np.ones(len(rows.y))
     weights = (ones, rows.weights) if kind.has_precisions else (rows.weights, ones)
     fitted = Fitted(*(x[rows.seen] for x in (rows.y, predictor, *weights)))
