@@ -22,7 +22,7 @@ from numpyro_spikeslab.tables.columns import checked_columns
 from numpyro_spikeslab.tables.formula import Given, formula_table, new_columns
 from numpyro_spikeslab.tables.units import standardise
 
-pytestmark = pytest.mark.filterwarnings("error", "ignore:sparse_regression. chains disagree")
+pytestmark = pytest.mark.filterwarnings("error", "ignore:sparse_regression. the Monte Carlo")
 
 KEY = random.key(0)
 NAMES = ["age", "low", "middle", "dose", "lot"]

@@ -17,7 +17,7 @@ from numpyro_spikeslab.sampling import latent_gibbs
 from numpyro_spikeslab.sampling.latent_step import LatentStep
 
 pytestmark = pytest.mark.filterwarnings(
-    "error", "ignore:CAVI.run", "ignore:sparse_regression. chains disagree"
+    "error", "ignore:CAVI.run", "ignore:sparse_regression. the Monte Carlo"
 )
 
 RNG = np.random.default_rng(0)

@@ -21,7 +21,7 @@ model_selection = pytest.importorskip("sklearn.model_selection")
 checks = pytest.importorskip("sklearn.utils.estimator_checks")
 pytestmark = pytest.mark.filterwarnings(
     "error",
-    "ignore:sparse_regression. chains disagree",
+    "ignore:sparse_regression. the Monte Carlo",
     "ignore:sparse_regression. columns separate",
 )
 

@@ -28,7 +28,7 @@ from numpyro_spikeslab.tables import predict
 from numpyro_spikeslab.tables.checks import row_coord
 from numpyro_spikeslab.tables.formula import formula_table
 
-SHORT = "ignore:sparse_regression. chains disagree", "ignore:sparse_regression. the fit includes no"
+SHORT = "ignore:sparse_regression. the Monte Carlo", "ignore:sparse_regression. the fit includes no"
 pytestmark = pytest.mark.filterwarnings("error", *SHORT, "ignore:Estimated shape parameter")
 
 KEY = random.key(0)

@@ -20,10 +20,10 @@ import numpyro_spikeslab as nss
 from numpyro_spikeslab.fitting.variational import FitStatistics
 from numpyro_spikeslab.reporting import arviz_data as reading
 from numpyro_spikeslab.reporting.stored_summary import stored_summary
-from numpyro_spikeslab.tables import agreement, chains as table_chains, units as table_units
+from numpyro_spikeslab.tables import chains as table_chains, units as table_units
 from numpyro_spikeslab.tables.columns import checked_size
 
-SHORT = "ignore:sparse_regression. chains disagree", "ignore:sparse_regression. the fit includes no"
+SHORT = "ignore:sparse_regression. the Monte Carlo", "ignore:sparse_regression. the fit includes no"
 pytestmark = pytest.mark.filterwarnings("error", *SHORT)
 
 KEY = random.key(0)
@@ -100,7 +100,7 @@ def test_chains_have_as_many_draws_as_asked_for_though_they_agree_before(tree, c
     longer = nss.sparse_regression(KEY, X, y, num_samples=520)
     progress = capsys.readouterr().err
     assert all(f"{phase}:" in progress for phase in ("compiling", "fit", "warm-up", "draws"))
-    assert "570/570" in progress and "r_hat=1.0" in progress
+    assert "570/570" in progress and "error=0." in progress
     assert longer["summary"].attrs["num_samples"] == longer["posterior"].sizes["draw"] == 520
     # which are the same as far as both go
     w, first = longer["posterior"]["w"], tree["posterior"]["w"]
@@ -136,8 +136,8 @@ def test_names_groups_and_diagnostics(tree):
     draws = reading.posterior(tree)
     assert draws["w"].dims == ("chain", "draw", "feature")
     np.testing.assert_allclose(frame["mean"], draws["w"].mean(["chain", "draw"]))
-    assert (draws["w"] == draws["w_spike"] * draws["w_slab"]).all()
-    assert frame["r_hat"].max() < 1.01 and frame["ess_bulk"].min() > 400
+    assert ((draws["w"] != 0) == draws["w_spike"]).all()
+    assert frame["r_hat"].max() < 1.02 and frame["ess_bulk"].min() > 300
     assert (arviz_stats.rhat(draws[["sigma", "slab_scale", "prior_inclusion"]]) < 1.02).all()
     # NUTS given the slabs of all weights would move it ten times as slowly
     assert arviz_stats.ess(draws[["slab_scale"]])["slab_scale"] > 0.12 * draws["sigma"].size
@@ -186,12 +186,14 @@ def test_noise_does_not_vanish_if_columns_are_many():
     assert float(tree["posterior"]["sigma"].min()) > 1e-4
 
 
-def test_chains_that_disagree_are_named(tree):
-    apart = tree.copy(deep=True)
-    apart["posterior"]["w"][0, :, 3] += 1e5
-    message = r"chains disagree after \d+ draws: r_hat of weight is .* Raise num_samples"
-    with pytest.warns(UserWarning, match=message):
-        stored_summary(apart, table()[0].to_numpy(), None)
+def test_large_errors_are_told_as_multiples_of_what_is_allowed():
+    X, y = table()
+    with pytest.warns(UserWarning, match="Monte Carlo error") as told:
+        errors = nss.summary(nss.sparse_regression(KEY, X, y, **FEW), "w", None)
+    multiples = errors["mcse_inclusion"] / 0.02
+    worst = f"of the inclusion of {multiples.idxmax()} is {multiples.max():.2f} times"
+    message = str(told[0].message)
+    assert worst in message and "after 50 draws. Raise num_samples" in message
 
 
 def test_most_columns_may_be_expected():
@@ -248,6 +250,28 @@ def test_many_more_columns_than_rows():
     assert summary["inclusion"].sum() < 4 and summary["r_hat"].max() < 1.1
 
 
+def test_draws_of_many_columns_are_rounded_and_as_good():
+    size = table_chains.WIDE + 3
+    rng = np.random.default_rng(0)
+    X = 1e6 + rng.normal(size=(30, size))
+    X[:, 3] = 1e6
+    y = X[:, 0] - 2 * X[:, 1] + 1e-3 * rng.normal(size=len(X))
+    counts = {"num_warmup": 5, "num_samples": 10, "num_chains": 2}
+    tree = nss.sparse_regression(KEY, X, y, always=[0, 1], expected_size=0.01, **counts)
+    for data in tree, tree["cavi"]:
+        draws = reading.posterior(data)
+        probs = data["sample_stats"]["inclusion_probabilities.w"]
+        assert (draws["w"].dtype, draws["w_spike"].dtype, probs.dtype) == ("f4", "i1", "f4")
+        assert ((draws["w"] != 0) == draws["w_spike"]).all()
+        assert (draws["w_spike"][..., :2] == 1).all() and (probs[..., :2] == 1).all()
+        assert (draws["w_spike"][..., 3] == 0).all() and (probs[..., 3] == 0).all()
+        assert ((probs >= 0) & (probs <= 1)).all()
+        # seven digits of a weight times a million are a tenth, for which the intercept makes up
+        f = draws["intercept"].values[..., None] + draws["w"].values.astype(float) @ X.T
+        np.testing.assert_allclose(f, np.broadcast_to(y, f.shape), rtol=0, atol=0.01)
+    np.testing.assert_allclose(nss.predict(tree, kind="mean").mean(["chain", "draw"]), y, atol=0.01)
+
+
 def test_no_more_columns_are_expected_than_rows_can_tell():
     sizes = {(64, 442): 6.4, (7129, 72): 7.2, (4, 30): 0.4, (3, 4): 0.3}
     assert {shape: checked_size(None, *shape) for shape in sizes} == sizes
@@ -290,33 +314,6 @@ def test_tables_of_like_shapes_share_their_programs():
 @pytest.mark.parametrize(("size", "expected"), [(1, 8), (8, 8), (9, 10), (53, 56), (7129, 7168)])
 def test_sizes_are_rounded_up_to_four_in_an_octave(size, expected):
     assert table_chains.padded(size) == expected == table_chains.padded(expected)
-
-
-def test_chains_go_on_until_they_agree():
-    rng = np.random.default_rng(0)
-
-    def draws(w, sigma):
-        probs = np.broadcast_to([0.5, 0.001, 1.0], (4, 250, 3))
-        return [{"w": w, "inclusion_probabilities.w": probs, "sigma": sigma}]
-
-    def agree(rounds):
-        data = agreement.included_draws(rounds)
-        return agreement.agree(data, agreement.r_hat(data))
-
-    w, sigma = rng.normal(size=(4, 250, 3)), rng.normal(size=(4, 250))
-    apart, slow = np.arange(4.0)[:, None], np.cumsum(rng.normal(size=(4, 250)), axis=1)
-    assert agree(draws(w, sigma))
-    # what is out need not move
-    assert agree(draws(w * [1, 0, 1], sigma))
-    # of the undecided and of the decided that are in
-    for column in ([1, 0, 0], [0, 0, 1]):
-        assert not agree(draws(w + apart[..., None] * column, sigma))
-    for other in (sigma + apart, slow):
-        assert not agree(draws(w, other))
-    # columns that are always in have a site of their own
-    with_others = draws(w, sigma)[0] | {"always": w[..., :2]}
-    assert agree([with_others])
-    assert not agree([with_others | {"always": w[..., :2] + apart[..., None]}])
 
 
 def test_a_fit_that_has_not_ended_is_named():

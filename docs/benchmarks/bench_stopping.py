@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bias of chains that stop when they agree: 200 simulated tables with 64 models each.
+"""Accuracy of chains that stop by Monte Carlo errors: 200 simulated tables with 64 models each.
 
-Inclusion probabilities of `sparse_regression` are compared with those of all models by quadrature,
-and with the columns that are in the truth, for chains that may stop and for chains of 1,000 draws.
-Run: ``python docs/benchmarks/bench_stopping.py``.
+Inclusion probabilities and means of `sparse_regression` are compared with those of all models by
+quadrature, and with the columns that are in the truth, for chains that may stop and for chains of
+1,000 draws. Run: ``python docs/benchmarks/bench_stopping.py``.
 """
 
 from itertools import pairwise
@@ -15,7 +15,6 @@ import numpy as np
 import jax
 
 import numpyro_spikeslab as nss
-from numpyro_spikeslab.tables import chains as table_chains
 
 sys.path.append(str(Path(__file__).parents[2] / "tests"))
 from test_regression import exact
@@ -35,27 +34,31 @@ def simulated(rng):
 
 def main() -> None:
     rng, rows = np.random.default_rng(0), []
-    stops = table_chains.agree
     for k in range(NUM_SETS):
         X, y, included = simulated(rng)
-        probs = {"exact": exact(X, y)[0]}
-        for name, rule in ("stopping", stops), ("all draws", lambda rounds: False):
-            table_chains.agree = rule
-            tree = nss.sparse_regression(jax.random.key(k), X, y, expected_size=0.6)
-            probs[name] = nss.summary(tree, "w", None)["inclusion"].to_numpy()
+        probs, means = exact(X, y)
+        row = {"exact": probs, "truth": included}
+        for name, number in ("stopping", None), ("all draws", 1000):
+            options = {"expected_size": 0.6, "num_samples": number, "progress_bar": False}
+            tree = nss.sparse_regression(jax.random.key(k), X, y, **options)
+            summary = nss.summary(tree, "w", None)
+            row[name] = summary["inclusion"].to_numpy()
+            gap = summary["mean"] - means * np.std(y) / X.std(axis=0)
+            row[f"means, {name}"] = (gap / summary["sd"]).to_numpy()
             if name == "stopping":
-                probs["drawn"] = np.full(P, tree["summary"].attrs["num_samples"])
-        rows.append({**probs, "truth": included})
+                row["drawn"] = np.full(P, tree["summary"].attrs["num_samples"])
+        rows.append(row)
     table = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     drawn = table["drawn"][::P]
     counts = {int(n): int((drawn == n).sum()) for n in np.unique(drawn)}
     print(f"draws of each chain, of {NUM_SETS} tables: {counts}")
     for name in "stopping", "all draws":
-        error = table[name] - table["exact"]
+        error, means = table[name] - table["exact"], table[f"means, {name}"]
         se = error.std() / error.size**0.5
         print(
             f"{name}: mean error {error.mean():.5f} (standard error {se:.5f}), root mean square "
-            f"{np.sqrt((error**2).mean()):.4f}, largest {abs(error).max():.3f}"
+            f"{np.sqrt((error**2).mean()):.4f}, largest {abs(error).max():.3f}; of means in sd: "
+            f"root mean square {np.sqrt((means**2).mean()):.3f}, largest {abs(means).max():.3f}"
         )
     edges = [0.0, 0.05, 0.2, 0.5, 0.8, 0.95, 1.0]
     for low, high in pairwise(edges):

@@ -96,7 +96,8 @@ class FitStatistics(NamedTuple):
         ratios = {"log_ratio": ("sample", self.log_p - self.log_q)}
         stats = xr.Dataset(ratios, {"sample": draws["sample"]}, {"bound": float(bound)})
         for name, probs in self.probs.items():
-            stats[f"{PROBABILITIES}.{name}"] = xr.zeros_like(draws[name]) + np.asarray(probs)
+            like = np.full(draws[name].shape, probs, draws[name].dtype)
+            stats[f"{PROBABILITIES}.{name}"] = draws[name].copy(data=like)
         if self.effects is not None:
             places = np.cumsum([0, *(draws[name][0].size for name in self.probs)])
             sets = list(sets_of(self.effects, range(places[-1])))

@@ -146,7 +146,7 @@ def are_inclusion_probabilities(key: Hashable, name: str) -> bool:
 
 def mean(draws: xr.DataArray) -> xr.DataArray:
     """Average over draws; NaN if a draw is NaN."""
-    return draws.mean(sample_dims(draws), skipna=False)
+    return draws.mean(sample_dims(draws), skipna=False, dtype=float)
 
 
 def inclusion(data: xr.DataTree, name: str) -> xr.DataArray:
@@ -253,7 +253,7 @@ def values_by_name(
 
 
 def align_to(what: str, values: Any, like: xr.DataArray) -> xr.DataArray:
-    """Return values as floats with the dimensions, labels and order of another array.
+    """Return numbers with the dimensions, labels and order of another array.
 
     Dimensions of the same name are matched by their labels, others by their place. An axis numbered
     from 0 counts as unlabelled.
@@ -271,7 +271,9 @@ def align_to(what: str, values: Any, like: xr.DataArray) -> xr.DataArray:
             f"{like.shape}, that of `{like.name}` with the dimensions {like.dims}",
             "Give a value for each element, thinned alike.",
         )
-    return like.copy(data=np.asarray(values, float))
+    numbers = np.asarray(values)
+    # draws of thousands of columns are not copied
+    return like.copy(data=numbers if numbers.dtype.kind in "if" else numbers.astype(float))
 
 
 def reorder_like(what: str, values: xr.DataArray, like: xr.DataArray) -> xr.DataArray:

@@ -7,31 +7,23 @@ import warnings
 import numpy as np
 import xarray as xr
 
-from numpyro_spikeslab.reporting.arviz_data import GROUP, PRIOR, inclusion, posterior, statistics
+from numpyro_spikeslab.reporting.arviz_data import GROUP, PRIOR, inclusion, posterior
 from numpyro_spikeslab.reporting.credible_sets import credible_sets
 from numpyro_spikeslab.reporting.tables import k_hat
 
 MAX_DIFFERENCE = 0.2
 """Difference of inclusion probabilities of fit and chains above which the fit is flagged."""
-MAX_R_HAT = 1.05
-"""R-hat of a weight above which a warning says that chains disagree."""
 
 
 def stored_summary(tree: xr.DataTree, X: np.ndarray, ratio: str | None) -> xr.Dataset:
     """Return what :func:`summary` needs beside the chains of a regression.
 
-    Warn if chains disagree, or include columns where the fit includes none.
+    Warn if chains include columns where the fit includes none.
 
     :param X: the columns, for credible sets.
     :param ratio: name of the exponential of a weight, if it has one.
     """
     w, cavi = posterior(tree)["w"], tree.children.get("cavi")
-    r_hat = statistics(w.to_dataset())["w"].sel(summary="r_hat")
-    if (worst := float(r_hat.max())) > MAX_R_HAT:
-        name = r_hat.idxmax().item()
-        text = f"chains disagree after {w.sizes['draw']} draws: r_hat of {name} is {worst:.2f}"
-        # of the caller, past the decorator
-        warnings.warn(f"sparse_regression: {text}. Raise num_samples.", stacklevel=5)
     constants: Any = tree["constant_data"].to_dataset()
     labels = [str(x) for x in constants.get(f"{GROUP}.w", w["feature"]).values]
     sets = xr.full_like(w["feature"], np.nan, float)
@@ -46,6 +38,7 @@ def stored_summary(tree: xr.DataTree, X: np.ndarray, ratio: str | None) -> xr.Da
         found = int((likely["chains"] & (probs["chains"] - probs["fit"] > MAX_DIFFERENCE)).sum())
         if found and not likely["fit"].any():
             text = f"the fit includes no column, and the chains include {found}"
+            # of the caller, past the decorator
             warnings.warn(f"sparse_regression: {text}. Report the chains.", stacklevel=5)
     of_likelihood = {} if ratio is None else {"ratio": ratio}
     return rows.assign_attrs(of_likelihood, num_samples=w.sizes["draw"])

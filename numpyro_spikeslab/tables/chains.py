@@ -10,6 +10,7 @@ import warnings
 import arviz_base
 from jaxtyping import Array, Float
 import numpy as np
+import pandas as pd
 from tqdm.auto import tqdm
 import xarray as xr
 
@@ -30,9 +31,10 @@ from numpyro_spikeslab.models.responses import RESPONSES, ROUNDING, ResponseKind
 from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
+from numpyro_spikeslab.support.compiled import give_back
 from numpyro_spikeslab.support.precision import full_precision
-from numpyro_spikeslab.tables.agreement import PROBABILITIES, agree, included_draws, r_hat
 from numpyro_spikeslab.tables.checks import check_key, checked_count
+from numpyro_spikeslab.tables.monte_carlo import PROBABILITIES, monte_carlo_errors
 
 NUM_STEPS, TOLERANCE = 1000, 1e-3
 """Most steps of the fit, and the rise of the bound, in nats, at which it stops."""
@@ -41,8 +43,11 @@ NUM_FIT_DRAWS = 1000
 """Draws of the fit, or as many as there are chains."""
 
 ROUND, MOST = 250, 1000
-"""Draws of a chain between looks at whether all agree, and at most, unless their number is given.
+"""Draws of a chain between looks at Monte Carlo errors, and at most, unless their number is given.
 """
+
+WIDE = 4096
+"""Columns above which draws are stored in single precision, and spikes in a byte."""
 
 SHORT = 300_000
 """Steps of all chains times columns, up to which code without XLA's optimisations is faster."""
@@ -51,7 +56,7 @@ SHORT = 300_000
 class Run(NamedTuple):
     """A random key, numbers of warm-up steps, draws and chains, and whether to show a progress bar.
 
-    Chains that may stop do so when they agree; their draws are as many at most.
+    Chains that may stop do so when Monte Carlo errors are small; their draws are as many at most.
     """
 
     key: Array
@@ -172,6 +177,7 @@ def _begin(
         fitted = _fit((key_fit, key_draws), model._replace(heredity=None), table, size)
         # all but the weights, which are products of slabs and spikes
         starts = {k: x[:num_chains] for k, x in fitted[0].items() if k != "w"}
+        fitted = _stored(fitted[0]), *fitted[1:]
     else:
         spikes = jnp.zeros(model.num_spikes(len(table.columns)), int)
         one = {"intercept": table.intercept, "w_spike": spikes}
@@ -214,6 +220,15 @@ def _fit(keys: Any, model: TableModel, table: Table, size: int) -> Fit:
     return draws, FitStatistics(*densities, probs, effects), -result.losses[-2:]
 
 
+def _stored(draws: dict[str, Any]) -> dict[str, Any]:
+    """Leave out the slabs, which are weights or say nothing, and round draws of many columns."""
+    kept = {name: x for name, x in draws.items() if name != "w_slab"}
+    if draws["w"].shape[-1] > WIDE:
+        types = {"w": jnp.float32, "w_spike": jnp.int8, PROBABILITIES: jnp.float32}
+        kept = {name: x.astype(types.get(name, x.dtype)) for name, x in kept.items()}
+    return kept
+
+
 def _kernel(model: TableModel, table: Table, sites: Iterable[str]) -> Any:
     """Return the kernel of a chain that draws these sites."""
     program, free = model.at(table.prior), model.kind.free_sites
@@ -239,7 +254,7 @@ def _steps(
 
     def collected(state):
         pairs = state if num_warmup is None else state.block_states[0]
-        return finish(state.z) | {PROBABILITIES: pairs.inclusion_probabilities["w"]}
+        return _stored(finish(state.z) | {PROBABILITIES: pairs.inclusion_probabilities["w"]})
 
     def step(k, carry):
         state, draws = carry
@@ -256,14 +271,17 @@ _advance_short = jax.jit(full_precision(_steps), static_argnums=(2, 4), compiler
 
 
 def fit_and_chains(
-    run: Run, model: TableModel, data: dict[str, Any], prior: dict[str, Any]
+    run: Run, model: TableModel, data: dict[str, Any], prior: dict[str, Any], columns: pd.Series
 ) -> tuple[Any, xr.DataTree | None, xr.DataTree]:
     """Return a seed, draws of a fit if there is one, and draws of chains that start there.
 
+    Warn if Monte Carlo errors are large at the end.
+
     :param data: arguments of :func:`~numpyro_spikeslab.models.sparse_regression`, of numpy.
+    :param columns: names of the columns that vary, by their place.
     """
     num_columns = data["X"].shape[1]
-    sizes = dict.fromkeys(("w", "w_slab", PROBABILITIES), num_columns)
+    sizes = dict.fromkeys(("w", PROBABILITIES), num_columns)
     sizes["w_spike"] = model.num_spikes(num_columns)
     table, model = Table.of(model, data, prior)
     total = run.warmup + run.samples
@@ -277,24 +295,41 @@ def fit_and_chains(
         with ThreadPoolExecutor() as pool:
             # side by side, for XLA lets other threads run
             list(pool.map(lambda program: program.compile(), programs))
+        if num_columns > WIDE:
+            give_back()
         bar.set_description("fit")
         fitted, states, seed = jax.block_until_ready(_begin(*arguments))
         of_fit = None
         if fitted is not None:
             is_start = model.heredity is not None
-            of_fit = _tree_of_fit(jax.device_get(fitted), sizes, only_starts=is_start)
-        joined = _sample(run, states, lambda state, size: advance(state, size, *fixed), bar)
+            # copied, for units are changed in place
+            fitted = jax.tree.map(np.array, fitted)
+            of_fit = _tree_of_fit(fitted, sizes, only_starts=is_start)
+        joined, errors = _sample(
+            run, states, lambda state, size: advance(state, size, *fixed), bar, columns
+        )
     if "sigma" in model.kind.free_sites and not (joined["sigma"] > ROUNDING).all():
         raise FloatingPointError(
             "sparse_regression: sigma falls to 0, where columns fit most responses exactly, such as"
             " equal ones within a level. Regress whether a response is one of these by "
             "likelihood='logit', and the other rows alone."
         )
+    if not (errors <= 1).all():
+        worst = int(errors.to_numpy().argmax())
+        text = f"the Monte Carlo error of {errors.index[worst]} is {errors.iloc[worst]:.2f} times"
+        end = f"that at which chains stop, after {joined['w'].shape[1]} draws. Raise num_samples."
+        # of the caller, past the decorator
+        warnings.warn(f"sparse_regression: {text} {end}", stacklevel=5)
     return np.asarray(seed), of_fit, _tree(joined, sizes, ["chain", "draw"])
 
 
-def _sample(run: Run, states: list[Any], advance: Callable[..., Any], bar: Any) -> dict[str, Any]:
-    """Draw until chains agree, or have all their draws; a progress bar shows R-hat so far."""
+def _sample(
+    run: Run, states: list[Any], advance: Callable[..., Any], bar: Any, columns: pd.Series
+) -> tuple[dict[str, Any], pd.Series]:
+    """Draw until Monte Carlo errors are small, or chains have all their draws; return both.
+
+    A progress bar shows the largest error so far.
+    """
     bar.set_description("warm-up")
     for size in _rounds(run.warmup):
         states = [advance(state, size)[0] for state in states]
@@ -302,27 +337,31 @@ def _sample(run: Run, states: list[Any], advance: Callable[..., Any], bar: Any) 
             jax.block_until_ready(states)
         bar.update(size)
     bar.set_description("draws")
-    rounds: list[dict[str, Any]] = []
+    joined: dict[str, Any] = {}
+    done = 0
     for size in _rounds(run.samples):
         # all are dispatched before the first is waited for, so cores share them
         ends = [advance(state, size) for state in states]
         states = [state for state, _ in ends]
-        parts = [{name: np.asarray(x)[:size] for name, x in draws.items()} for _, draws in ends]
-        rounds.append({name: np.stack([part[name] for part in parts]) for name in parts[0]})
-        may_stop = run.may_stop and len(rounds) * ROUND < run.samples
-        shows = run.progress_bar and run.chains > 1 and size > 3
-        if may_stop or shows:
-            data = included_draws(rounds)
-            r_hats: Any = r_hat(data) if run.chains > 1 else None
-        if shows:
-            bar.set_postfix(r_hat=f"{r_hats.max():.3f}", refresh=False)
+        if not joined:
+            # in one piece, for to join rounds at the end would take twice the memory
+            shape = run.chains, run.samples
+            joined = {k: np.empty((*shape, *x.shape[1:]), x.dtype) for k, x in ends[0][1].items()}
+        for k in range(run.chains):
+            for name, x in ends.pop(0)[1].items():
+                joined[name][k, done : done + size] = np.asarray(x)[:size]
+        done += size
+        so_far = {name: x[:, :done] for name, x in joined.items()}
+        if run.may_stop or run.progress_bar or done == run.samples:
+            errors = monte_carlo_errors(so_far, columns)
+            bar.set_postfix(error=f"{errors.max():.2f}", refresh=False)
         bar.update(size)
-        if may_stop and agree(data, r_hats):
+        if run.may_stop and (errors <= 1).all():
             break
     # also where chains have stopped, the bar is full
     bar.total = bar.n
     bar.refresh()
-    return {name: np.concatenate([x[name] for x in rounds], axis=1) for name in rounds[0]}
+    return so_far, errors
 
 
 def _rounds(total: int) -> list[int]:

@@ -159,15 +159,17 @@ def of_draws(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> xr.Dat
 def in_batches(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> np.ndarray:
     """Compute numbers of rows, shape (K, S), for all K draws or over them, in batches of rows."""
     kind, draws, count = kind_of(rows), posterior(dt), rows.sizes["row"]
-    names, total = ("w", "intercept", *kind.sites(1.0)), draws["intercept"].size
+    names, total = ("intercept", *kind.sites(1.0)), draws["intercept"].size
     sites: dict[str, Any] = {name: draws[name].values.reshape(total, -1) for name in names}
-    w, intercept = sites.pop("w"), sites.pop("intercept")
+    intercept = sites.pop("intercept")
     of_rows = {name: x.values for name, x in rows.items() if "row" in x.dims}
     # tables of like sizes share a program
     size, out = min(padded(count), max(1, BATCH // total)), np.empty(0)
     for start in range(0, count, size):
         at = {name: x[np.arange(start, start + size) % count] for name, x in of_rows.items()}
-        f = w @ at.pop("X").T + intercept + at["offset"]
+        columns = at.pop("X").T
+        # chain by chain, which bounds the copy in double precision
+        f = np.concatenate([w @ columns for w in draws["w"].values]) + intercept + at["offset"]
         values, largest = _of_batch(what, kind, f, sites, at, random.fold_in(key, start))
         if not start:
             out = np.empty((len(values), count), values.dtype)

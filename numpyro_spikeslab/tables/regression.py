@@ -6,11 +6,12 @@ import warnings
 
 from jaxtyping import Array, Float
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 import numpyro_spikeslab
 from numpyro_spikeslab.models.responses import Fitted, response_kind
-from numpyro_spikeslab.reporting.arviz_data import GROUP, PRIOR, posterior
+from numpyro_spikeslab.reporting.arviz_data import GROUP, PRIOR, mean, posterior
 from numpyro_spikeslab.reporting.stored_summary import stored_summary
 from numpyro_spikeslab.support.files import stored_columns
 from numpyro_spikeslab.support.precision import in_double_precision
@@ -55,10 +56,10 @@ def sparse_regression(
     the fit (``cavi``), CAVI has picked one of several correlated columns: look at the credible
     sets. The result is ArviZ data:
 
-    - ``posterior``: draws of ``w`` with ``w_spike`` and ``w_slab``, dimension ``feature``, and of
-      ``intercept``, ``slab_scale``, ``prior_inclusion`` (the probability that a column is in, where
-      it is learned) and the parameters of the likelihood; all but ``slab_scale`` are in the units
-      of the table and the response;
+    - ``posterior``: draws of ``w`` with ``w_spike``, dimension ``feature``, and of ``intercept``,
+      ``slab_scale``, ``prior_inclusion`` (the probability that a column is in, where it is learned)
+      and the parameters of the likelihood; all but ``slab_scale`` are in the units of the table and
+      the response;
     - ``sample_stats``: the Rao-Blackwellised inclusion probabilities of all draws;
     - ``summary``: what :func:`~numpyro_spikeslab.summary` cannot compute again, by ``feature``:
       ``cavi``, the inclusion probability of the fit; ``credible_set``, the number of its 95%
@@ -82,8 +83,9 @@ def sparse_regression(
     and Series of other libraries, and Series with the default index unless ``X`` has numbers, too.
 
     There may be more columns than rows. The computation is in double precision, whatever JAX's
-    default, and the result has arrays of numpy. Warnings name the column of the largest ``r_hat``
-    if this is above 1.05, and tell of a fit without columns beside chains that include some.
+    default, and the result has arrays of numpy. Warnings name the largest Monte Carlo error if it
+    is larger than where chains stop, and tell of a fit without columns beside chains that include
+    some.
     Another advises another likelihood or prior, where a Student-t fits the residuals of a Normal
     likelihood better, a negative binomial those of counts, or predictors beyond 13 in log odds (7.5
     in probits) show that columns separate the classes. Responses of the right distribution get it
@@ -144,13 +146,15 @@ def sparse_regression(
         fit takes a second concentration of 1 at least, for the density to have a maximum.
     :param num_warmup: steps of each chain before its draws, by default 50 under a Normal likelihood
         and 500 under others, whose proposals are learned.
-    :param num_samples: draws of each chain. By default chains stop when they agree, at 250, 500,
-        750 or at last 1,000 draws: if rank-normalised R-hat is at most 1.01 and the effective
-        sample sizes of bulk and tails are 400 at least, for the intercept, the sites of the
-        likelihood and all weights of inclusion probability above 0.01.
+    :param num_samples: draws of each chain. By default chains stop when Monte Carlo errors are
+        small, at 250, 500, 750 or at last 1,000 draws: at most 0.02 of each inclusion probability,
+        and a tenth of its standard deviation of each other mean, which takes 100 effective draws of
+        bulk and tails. These are of weights whose inclusion probability is above 0.02, the number
+        of columns, the intercept and the sites of the likelihood. Effective draws are few where
+        chains differ: if one is a standard deviation off, all go on.
     :param num_chains: number of chains, which run side by side.
     :param progress_bar: whether to show what is going on: compiling, the fit, warm-up, and draws
-        with the largest R-hat so far of what has to agree.
+        with the largest Monte Carlo error so far, as a multiple of that at which chains stop.
     :raises ValueError: if an argument has another shape or other labels, values that are not
         finite or that the likelihood does not allow, too few rows or no variation; if a number is
         out of its range, or a column is in two groups; if a formula cannot be read or does
@@ -180,8 +184,8 @@ def sparse_regression(
     units, arguments = standardise(table, rows, columns.always, kind)
     problem = Problem(model, arguments, columns, units, expected_size, table.values)
     tree = analyse(run, problem)
-    means = posterior(tree)[["intercept", "w"]].mean(["chain", "draw"])
-    predictor = rows.offset + means["intercept"].item() + rows.X @ means["w"].values
+    intercept, w = (mean(posterior(tree)[name]).values for name in ("intercept", "w"))
+    predictor = rows.offset + intercept + rows.X @ w
     ones = np.ones(len(rows.y))
     weights = (ones, rows.weights) if kind.has_precisions else (rows.weights, ones)
     fitted = Fitted(*(x[rows.seen] for x in (rows.y, predictor, *weights)))
@@ -223,7 +227,9 @@ def analyse(run: Run, problem: Problem) -> xr.DataTree:
     model, data, columns, units, expected_size, table = problem
     varies = units.x["varies"]
     prior, size, inclusion = columns.prior(varies.values, units.num_rows, expected_size)
-    seed, fitted, draws = fit_and_chains(run, model, data, prior)
+    is_free = ~columns.always
+    names = pd.Series(varies["feature"].values[is_free])[varies.values[is_free]]
+    seed, fitted, draws = fit_and_chains(run, model, data, prior, names)
     rng = np.random.default_rng(seed)
     tree = convert_to_units(draws, units, columns, rng)
     if fitted is not None:

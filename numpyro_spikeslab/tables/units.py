@@ -114,21 +114,23 @@ def convert_to_units(
     draws, stats = expand_to_all_columns(tree, units.x["feature"], columns)
     varies = units.x["varies"]
     unit = varies * units.y_sd / units.x["sd"]
-    w, spikes = draws["w"] * unit, draws["w_spike"].astype(int, copy=False) * varies
+    # in place, for there may be many
+    for x, factor in (draws["w"], unit), (draws["w_spike"], varies), (stats[PROBABILITIES], varies):
+        x.values *= factor.values
     if "intercept" in draws:
         centre = draws["intercept"] * units.y_sd
     else:
         # the mean of the response is independent of its contrasts
         sd = draws["sigma"] * units.y_sd / units.num_rows**0.5
         centre = sd * rng.normal(size=sd.shape)
-    draws = draws.assign(w=w, w_slab=draws["w_slab"] * unit, w_spike=spikes)
     # `inclusion` is the posterior probability of a column
     draws = draws.rename(inclusion=PRIOR) if "inclusion" in draws else draws
     if "mean" in units.x:
-        draws["intercept"] = units.y_mean + centre - xr.dot(w, units.x["mean"], dim="feature")
+        # of the rounded weights, for means may be large; not by xarray, which copies all as floats
+        shift = np.einsum("...p,p->...", draws["w"].values, units.x["mean"].values)
+        draws["intercept"] = units.y_mean + centre - shift
     if "sigma" in draws:
         draws["sigma"] = draws["sigma"] * units.y_sd * units.noise
-    stats[PROBABILITIES] = stats[PROBABILITIES] * varies
     return xr.DataTree.from_dict({"posterior": draws, "sample_stats": stats})
 
 
@@ -142,7 +144,7 @@ def expand_to_all_columns(
         of_groups = draws["w_spike"]
         draws = draws.drop_dims(str(of_groups.dims[-1]))
         draws["w_spike"] = draws["w"].dims, of_groups.values[..., list(columns.groups)]
-    fill: dict[Any, float] = {"w_spike": 1.0, PROBABILITIES: 1.0}
+    fill: dict[Any, float] = {"w_spike": 1, PROBABILITIES: 1}
     draws, stats = (
         x.rename({dim: "feature"})
         .assign_coords(feature=names.values[~columns.always])
@@ -150,7 +152,6 @@ def expand_to_all_columns(
         for x in (draws, stats)
     )
     if "always" in draws:
-        for name in "w", "w_slab":
-            draws[name].loc[{"feature": names[columns.always]}] = draws["always"].values
+        draws["w"].loc[{"feature": names[columns.always]}] = draws["always"].values
         draws = draws.drop_dims(str(draws["always"].dims[-1]))
     return draws, stats
