@@ -330,7 +330,10 @@ def block_design(
     """
     if whitening is not None:
         rows = rows * whitening[None, :]
-    rows = in_parts(rows, *parts_of(len(rows), block_size))
+    size = parts_of(len(rows), block_size)[1]
+    # nothing is copied if no block has to be filled up
+    size = next((x for x in range(size, size // 2, -1) if len(rows) % x == 0), size)
+    rows = in_parts(rows, -(-len(rows) // size), size)
     return Design(rows, jnp.einsum("kbn,kcn->kbc", rows, rows) if products else None)
 
 
