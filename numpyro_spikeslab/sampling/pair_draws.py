@@ -19,7 +19,6 @@ from numpyro_spikeslab.algebra.pairs import (
     Draw,
     Draws,
     Prior,
-    feature_rows,
     predictor,
 )
 from numpyro_spikeslab.algebra.part_of_columns import hot_columns, sweep_some
@@ -180,10 +179,6 @@ def _draw_columns(
         # integrated out, for given them a column that is far from centred hardly ever gets in
         columns = columns_without(now.covariates, at, now.values, sites, design, reading.split)
         design, target = columns.design, columns.residual
-        if gram is not None:
-            span = feature_rows(design, current.size)[:, at.Y.shape[0] :]
-            gram = gram + span @ span.T
-
     prior = reading.form.pairs[0].prior(Prior(*(x[0] for x in at.prior)))
     drawn = Draws.of(*(x[0] for x in now.weights()))
     problem = CollapsedRegression(design, gram, target, 1 / at.sigma2[0], prior)
