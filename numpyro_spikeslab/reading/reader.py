@@ -227,9 +227,14 @@ MAX_GRAM = 1024
 """Above as many columns, their products take more memory than they save time."""
 
 _view = jax.jit(view)
-_rows = jax.jit(dense_rows)
 _shared = jax.jit(shared_rows)
 _covariates = jax.jit(covariate_rows)
+
+
+@jax.jit
+def _rows(problem, values):
+    # else XLA transposes traced data in each turn of a loop
+    return jax.lax.optimization_barrier(dense_rows(problem, values))
 
 
 @partial(jax.jit, static_argnums=2)
