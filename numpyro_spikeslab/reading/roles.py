@@ -14,8 +14,10 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 
 import jax
+from jax import random
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
+from jax.scipy.special import betaln
 
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
@@ -221,6 +223,25 @@ class InclusionRole(Role):
 
         inside = jnp.clip(current, info.tiny, 1 - info.eps)
         return jnp.log(inside) - jnp.log1p(-inside), log_density, back
+
+
+    @staticmethod
+    def is_beta(prior: Any) -> bool:
+        """Whether the probabilities can be integrated out."""
+        return isinstance(base_of(prior), dist.Beta)
+
+    def log_evidence(self, tally: Tally, prior: Any) -> Float[Array, ""]:
+        """Integrate the probabilities out, under a Beta prior."""
+        base, total = base_of(prior), tally.total
+        a, b = base.concentration1, base.concentration0
+        return jnp.sum(betaln(a + total, b + tally.count - total) - betaln(a, b))
+
+    def draw(self, key: Array, tally: Tally, prior: Any) -> Any:
+        """Draw the probabilities, under a Beta prior. Gamma numbers near 0 need logs."""
+        included, excluded = (x + 1 for x in _with_pseudo_counts(tally, prior))
+        keys, info = random.split(key), jnp.finfo(jnp.result_type(included))
+        logit = random.loggamma(keys[0], included) - random.loggamma(keys[1], excluded)
+        return jnp.clip(jax.nn.sigmoid(logit), info.tiny, 1 - info.eps)
 
 
 def _with_pseudo_counts(tally: Tally, prior: Any) -> tuple[Any, Any]:

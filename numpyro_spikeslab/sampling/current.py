@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model at the current values of a chain, and draws of its scales and probabilities."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from jaxtyping import Array, Float
@@ -14,7 +15,8 @@ from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.reading.coefficient_rows import standardised
 from numpyro_spikeslab.reading.likelihood import Observed
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.reading.roles import Index, Role, SlabRole, Tally, draw_sites
+from numpyro_spikeslab.algebra.search import slice_sample
+from numpyro_spikeslab.reading.roles import NUM_UPDATES, Index, InclusionRole, Role, SlabRole, Tally, draw_sites
 from numpyro_spikeslab.reading.view import View, observe
 
 
@@ -104,14 +106,49 @@ class Current:
         return spikes.astype(dtype).reshape(form.shape), slabs.astype(dtype).reshape(form.shape)
 
     def draw_roles(
-        self, key: Array, kind: type[Role], values: dict[str, Any], statistics: dict[str, Tally]
+        self,
+        key: Array,
+        kind: type[Role],
+        values: dict[str, Any],
+        statistics: dict[str, Tally],
+        without: Collection[str] = (),
     ) -> dict[str, Any]:
         """Draw the sites of the roles of one kind, given their current values."""
         targets = {}
         for role in self.roles(kind):
+            if role.site in without:
+                continue
             tally = role.tally(self.index(role), statistics)
             targets[role.site] = role.target(tally, self.at.priors[role.site], values[role.site])
         return draw_sites(key, targets)
+
+    def draw_concentrations(
+        self, key: Array, values: dict[str, Any], statistics: dict[str, Tally]
+    ) -> dict[str, Any]:
+        """Draw concentrations given the spikes alone, then the probabilities given both: a joint
+        draw, for given probabilities near 0 the concentrations would barely move."""
+        names = sorted(self.reading.form.concentrations & self.own_sites)
+        if not names:
+            return {}
+        priors_at = partial(self.reading.problem.run, of=lambda run: run.priors)
+        roles = [x for x in self.roles(InclusionRole) if x.is_beta(self.at.priors[x.site])]
+        tallies = {role.site: role.tally(self.index(role), statistics) for role in roles}
+        new: dict[str, Any] = {}
+        for name in names:
+
+            def log_density(log_x, name=name):
+                priors = priors_at(values | new | {name: jnp.exp(log_x)})
+                terms = (role.log_evidence(tallies[role.site], priors[role.site]) for role in roles)
+                return priors[name].log_prob(jnp.exp(log_x)) + log_x + sum(terms), ()
+
+            key, key_name = random.split(key)
+            log_x, _ = slice_sample(key_name, log_density, jnp.log(values[name]), NUM_UPDATES)
+            new[name] = jnp.exp(log_x)
+        priors = priors_at(values | new)
+        for role in roles:
+            key, key_role = random.split(key)
+            new[role.site] = role.draw(key_role, tallies[role.site], priors[role.site])
+        return new
 
     def slab_variance(self, values: dict[str, Any]) -> Float[Array, "Q M"]:
         """Return the prior variances of all slabs at new values of slab scales."""
@@ -145,7 +182,8 @@ class Current:
             "inclusion": Tally(self.reading.form.pairs[0].allowed(spikes), spikes),
             "slab": Tally(slab_counts, counted * slabs**2),
         }
-        new = self.draw_roles(keys[0], Role, values, statistics)
+        new = self.draw_concentrations(random.fold_in(keys[0], 1), values, statistics)
+        new |= self.draw_roles(keys[0], Role, values, statistics, without=new)
         excluded = jnp.sqrt(self.slab_variance(new))
         excluded *= random.normal(keys[1], slabs.shape, slabs.dtype)
         return new, jnp.where(spikes > 0, slabs, excluded)
