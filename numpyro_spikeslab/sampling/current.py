@@ -11,13 +11,27 @@ from jaxtyping import Array, Float
 from jax import random
 import jax.numpy as jnp
 
+import numpyro.distributions as dist
+
 from numpyro_spikeslab.algebra.augmentation import StandIn
+from numpyro_spikeslab.algebra.search import slice_sample
 from numpyro_spikeslab.reading.coefficient_rows import standardised
 from numpyro_spikeslab.reading.likelihood import Observed
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.algebra.search import slice_sample
-from numpyro_spikeslab.reading.roles import NUM_UPDATES, Index, InclusionRole, Role, SlabRole, Tally, draw_sites
+from numpyro_spikeslab.reading.roles import (
+    NUM_UPDATES,
+    InclusionRole,
+    Index,
+    Role,
+    SlabRole,
+    Tally,
+    beta_evidence,
+    draw_beta,
+    draw_sites,
+    elementwise,
+)
 from numpyro_spikeslab.reading.view import View, observe
+from numpyro_spikeslab.support.priors import base_of
 
 
 @dataclass(frozen=True)
@@ -131,24 +145,26 @@ class Current:
         if not names:
             return {}
         priors_at = partial(self.reading.problem.run, of=lambda run: run.priors)
-        roles = [x for x in self.roles(InclusionRole) if x.is_beta(self.at.priors[x.site])]
-        tallies = {role.site: role.tally(self.index(role), statistics) for role in roles}
+        tallies = {
+            role.site: role.tally(self.index(role), statistics)
+            for role in self.roles(InclusionRole)
+            if isinstance(base_of(self.at.priors[role.site]), dist.Beta)
+        }
         new: dict[str, Any] = {}
         for name in names:
 
             def log_density(log_x, name=name):
-                priors = priors_at(values | new | {name: jnp.exp(log_x)})
-                terms = (role.log_evidence(tallies[role.site], priors[role.site]) for role in roles)
-                return priors[name].log_prob(jnp.exp(log_x)) + log_x + sum(terms), ()
+                x = jnp.exp(log_x)
+                priors = priors_at(values | new | {name: x})
+                evidence = sum(beta_evidence(tally, priors[k]) for k, tally in tallies.items())
+                return elementwise(priors[name], ())(x) + log_x + evidence, ()
 
             key, key_name = random.split(key)
             log_x, _ = slice_sample(key_name, log_density, jnp.log(values[name]), NUM_UPDATES)
             new[name] = jnp.exp(log_x)
-        priors = priors_at(values | new)
-        for role in roles:
-            key, key_role = random.split(key)
-            new[role.site] = role.draw(key_role, tallies[role.site], priors[role.site])
-        return new
+        priors, keys = priors_at(values | new), random.split(key, len(tallies))
+        each = zip(keys, tallies.items(), strict=True)
+        return new | {site: draw_beta(key, tally, priors[site]) for key, (site, tally) in each}
 
     def slab_variance(self, values: dict[str, Any]) -> Float[Array, "Q M"]:
         """Return the prior variances of all slabs at new values of slab scales."""

@@ -88,10 +88,13 @@ class LatentGibbs(BlockKernel):
     As a block of :class:`numpyro.infer.Gibbs` it draws the sites it is given: the functions and the
     parameters of their kernels (:func:`~numpyro_spikeslab.latent_sites`) and, optionally, the
     weights, the noise scales (one for each task or one for all), the slab scales, both under any
-    prior of positive numbers, and the inclusion probabilities under any prior on [0, 1]. Alone,
+    prior of positive numbers, and the inclusion probabilities under any prior on [0, 1]. With the
+    probabilities it draws the concentration of their Beta prior, such as ``alpha`` of a buffet
+    prior, if that is a site. Alone,
     ``LatentGibbs(model, accelerate=0.25)``, it samples models without other sites, such as
     :func:`numpyro_spikeslab.models.mtmkl`; it then moves weights and functions together, and draws
-    slab scales with the excluded slabs integrated out.
+    slab scales with the excluded slabs integrated out. White functions also give up tasks, or take
+    them up, together with the noise scale of the task, if each task has its own.
 
     For observations given as a sparse array, functions must be ``"white"``. Then a step draws the
     functions jointly at each row, without the moves of weights, lengths and signs; begin such
@@ -159,7 +162,9 @@ class LatentGibbs(BlockKernel):
         form = reading.form
         sites = form.functions, *form.kernels, *form.pairs[0].shapes, *reading.indices
         inclusion = {role.site for role in form.roles_of(InclusionRole)}
-        return frozenset(map(str, sites)).union(() if inclusion & {*values} else form.concentrations)
+        return frozenset(map(str, sites)).union(
+            () if inclusion & {*values} else form.concentrations
+        )
 
     def _read(self, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]) -> Reading:
         # as latent sites, whichever block draws the weights

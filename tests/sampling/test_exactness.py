@@ -188,11 +188,11 @@ JOINTS = {
     "tasks": shared_tasks,
     "masked tasks": lambda: tasks(truth.shared_features_case(), truth.shared_features_model),
     "coefficients of tasks": lambda: tasks(truth.covariates_case(), truth.covariates_model),
+    "buffet": buffet,
 }
 MINUTES = {
     "entries": partial(entries, 1),
     "entries in two blocks": partial(entries, 2),
-    "buffet": buffet,
     "functions": functions,
     "three functions": partial(functions, 3),
     "functions in two blocks": partial(functions, 2, 2),
