@@ -18,6 +18,7 @@ import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
 from numpyro.distributions import transforms as bijections
+from numpyro.infer import Predictive
 from numpyro.infer.util import log_density
 
 import numpyro_spikeslab as nss
@@ -219,6 +220,24 @@ def test_factor_analysis_is_the_model_of_white_functions(shared):
     np.testing.assert_allclose(density - prior, np.sum(logs[mask & ~np.isnan(Y)]), rtol=1e-4)
 
 
+def test_a_buffet_prior_has_the_numbers_of_functions_of_its_process():
+    """Exact Binomials, of the functions in use and of those of one task."""
+    alpha, M, Q, size = 2.0, 12, 20, 4000
+    model = nss.models.factor_analysis(M, buffet=alpha)
+    prior = Predictive(model, num_samples=size, return_sites=["W_spike"])
+    spikes = np.asarray(prior(random.key(0), np.zeros((1, Q)))["W_spike"])
+    a, tasks = alpha / M, np.arange(1, Q + 1)
+    in_use = 1 - np.prod(tasks / (tasks + a))
+    numbers = (in_use, spikes.any(1).sum(1)), (a / (1 + a), spikes[:, 0].sum(1))
+    for probability, draws in numbers:
+        law = stats.binom(M, probability)
+        low, high = (int(x) for x in law.ppf([0.01, 0.99]))
+        counts = np.bincount(np.clip(draws, low, high), minlength=high + 1)[low:]
+        expected = size * np.diff([0.0, *law.cdf(np.arange(low, high)), 1.0])
+        # a false alarm in 1 of 1000 keys
+        assert stats.chisquare(counts, expected).pvalue > 1e-3
+
+
 def factors(Y):
     handlers.seed(nss.models.factor_analysis(2), 0)(Y)
 
@@ -235,6 +254,11 @@ REFUSED = {
     "sparse": (lambda: tasks(np.arange(3.0), SPARSE), r"sparse array of shape \(3,\), .*reshape"),
     "no tasks": (lambda: tasks(np.arange(3.0)), "num_tasks"),
     "shape": (lambda: tasks(np.arange(3.0), np.ones((2, 2))), "shape"),
+    "no concentration": (lambda: nss.models.factor_analysis(2, buffet=-1.0), "got -1.0, expected"),
+    "two priors": (
+        lambda: nss.models.factor_analysis(2, buffet=1.0, priors={"inclusion": dist.Uniform()}),
+        "a prior beside buffet, expected none",
+    ),
     "kernel": (lambda: nss.models.mtmkl(kernels.ExpSquared(1.0)), r"a list, .*\[kernel\] \* M"),
 }
 test_what_is_no_table_of_tasks_is_refused = refusals(REFUSED)

@@ -152,6 +152,9 @@ def _with_free(engine, posterior, temperature) -> tuple[Posterior, Any]:
     free = engine.freeze_shaping(temperature, values, free)
     # the next sweep finds another residual, so this one is not handed on
     posterior = posterior.moved(values=values | free)
+    if posterior.betas:
+        # their priors may have moved
+        posterior = engine.with_betas(posterior)
     return engine.features.begin(engine, posterior), value
 
 

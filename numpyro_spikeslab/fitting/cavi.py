@@ -64,10 +64,11 @@ class CAVI(SVI):
     likelihood have a factor of their own, which is at its optimum.
 
     Noise and slab scales with a HalfNormal prior and inclusion probabilities with a Beta or Uniform
-    one have closed forms; a concentration below 1, without a maximum, is refused. So have params of
-    the model in their place, and coefficients: Normal sites in which the location is affine, such
-    as an intercept, which follow the weights where they can (see the page on guides; elsewhere
-    centre columns beside an intercept). All other latent sites climb after each sweep.
+    one have closed forms. So have params of the model in their place, and coefficients: Normal
+    sites in which the location is affine, such as an intercept, which follow the weights where they
+    can (see the page on guides; elsewhere centre columns beside an intercept). A Beta prior with a
+    concentration below 1 has no maximum; there inclusion has a Beta factor instead of a point. All
+    other latent sites climb after each sweep.
 
     :param model: a model with one observed site, whose density depends on the spike-and-slab
         weights through a predictor that is affine in them, and is Normal or has auxiliary
@@ -172,7 +173,7 @@ class CAVI(SVI):
         self.guide.set_up(args, all_kwargs, reading.trace)
         if self._last is not None and self._last.reading is reading:
             return self._last
-        refuse(self.guide, self.plain, reading)
+        refuse(self.guide, self.plain, reading, self.stream is not None)
         temperature = self.temperature
         # of a pickle it is an equal string, not the same one
         if temperature == "automatic":
@@ -242,10 +243,13 @@ class CAVI(SVI):
         reading, engine, _ = call
         refuse_traced_functions(reading, (engine, params))
         params, functions = params | chosen, reading.functions
-        values = {x: params[param_name(x, self.guide.prefix, params)] for x in engine.form.others}
+        known = params | self.guide.points.values(params)
+        values = {x: known[x] for x in engine.form.others}
         zero, theta = jnp.zeros_like(functions.mean), functions.theta(values)
         blank = FunctionFactors(zero, zero, zero, zero, zero[:, 0], zero, theta, theta)
-        posterior = Posterior(self.guide.factors.pack(engine.form, params), blank, values, None)
+        betas = self.guide.points.betas
+        weights = self.guide.factors.pack(engine.form, params)
+        posterior = Posterior(weights, blank, values, None, betas=betas)
         if engine.form.free and not chosen:
             # first the free sites, or the functions absorb their effect
             alone = improve(engine, start_alone(engine, posterior), NUM_IMPROVEMENTS)

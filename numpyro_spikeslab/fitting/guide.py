@@ -56,7 +56,7 @@ class SpikeSlabGuide(AutoGuide):
     def __init__(self, model: Callable, factors: PairFactors, init_loc_fn: Callable) -> None:
         super().__init__(model, prefix=factors.prefix, init_loc_fn=init_loc_fn)
         self.factors = factors
-        self.points = Points(self.prefix, {})
+        self.points = Points(self.prefix, {}, {})
         self._sites: ModelSites | None = None
 
     @property
@@ -189,7 +189,7 @@ class SpikeSlabGuide(AutoGuide):
             shapes = dict.fromkeys(self.factors.names(form.pairs[0].name), form.pairs[0].shape)
             shapes |= dict.fromkeys(terms, reading.functions.mean.shape)
         check_params(params, shapes)
-        others = params | self.points.median(params)
+        others = params | self.points.values(params)
         values = {site: others[site] for site in form.others}
         if terms:
             functions = function_sites.pack(reading, [params[x] for x in terms], values)
@@ -198,7 +198,9 @@ class SpikeSlabGuide(AutoGuide):
             site: self._slopes[site].laid_out(params[self._slope_name(site)], size)
             for site in self._followers(form)
         }
-        return Posterior(self.factors.pack(form, params), functions, values, None, slopes)
+        betas = {k: tuple(params[x] for x in self.points.names(k)) for k in self.points.betas}
+        weights = self.factors.pack(form, params)
+        return Posterior(weights, functions, values, None, slopes, betas=betas)
 
     def _followers(self, form: Form) -> list[str]:
         """Coefficients that follow the weights in a fit: of tasks all or none."""
@@ -214,7 +216,8 @@ class SpikeSlabGuide(AutoGuide):
         pairs = [pair.in_batch(shape) for pair in self.sites.pairs]
         params = self.factors.unpack(pairs, posterior.weights)
         for site, value in posterior.values.items():
-            params[site if site in self.sites.params else f"{site}_{self.prefix}_loc"] = value
+            names = (site,) if site in self.sites.params else self.points.names(site)
+            params |= zip(names, posterior.betas.get(site, (value,)), strict=True)
         for site, kind in self._slopes.items():
             slopes = posterior.slopes.get(site, jnp.zeros(kind.shape))
             params[self._slope_name(site)] = kind.laid_out(slopes, kind.shape[-1])

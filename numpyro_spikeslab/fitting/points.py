@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sites of a guide that are neither pairs nor latent functions: one value each."""
+"""The sites of a guide that are neither pairs nor latent functions: values, and Beta factors."""
 
 from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.special import betaincinv
 
+import jax
 from jax import random
 import jax.numpy as jnp
 
 import numpyro
 from numpyro import handlers
 import numpyro.distributions as dist
+from numpyro.distributions import constraints
 from numpyro.infer import init_to_uniform
 
 from numpyro_spikeslab.fitting.guide_factors import Start, check_params
@@ -19,8 +22,9 @@ from numpyro_spikeslab.fitting.model_sites import ModelSites
 from numpyro_spikeslab.models.kernel_priors import start_values
 from numpyro_spikeslab.reading.model_run import run_model
 from numpyro_spikeslab.reading.program import computed
+from numpyro_spikeslab.reading.roles import expected_odds
 from numpyro_spikeslab.reading.sites import find_function_sites, functions_of
-from numpyro_spikeslab.support.priors import Distributions, base_of
+from numpyro_spikeslab.support.priors import Distributions, base_of, is_plain, is_unbounded
 
 
 class Point(NamedTuple):
@@ -32,40 +36,69 @@ class Point(NamedTuple):
 
 
 class Points:
-    """Sites at one value each, as in NumPyro's AutoDelta."""
+    """Sites at one value each, as in NumPyro's AutoDelta, but for those of ``betas``.
 
-    def __init__(self, prefix: str, sites: dict[str, Point]) -> None:
-        self.prefix, self.sites = prefix, sites
+    Inclusion probabilities have Beta factors where their prior has no mode, by a concentration
+    below 1.
+
+    - **betas** - where the concentrations of these factors start, 1 and 0.
+    """
+
+    def __init__(
+        self, prefix: str, sites: dict[str, Point], betas: dict[str, tuple[Any, Any]]
+    ) -> None:
+        self.prefix, self.sites, self.betas = prefix, sites, betas
 
     def start(self) -> Start:
         """Start value and constraint of each parameter."""
-        return {self._name(site): point[:2] for site, point in self.sites.items()}
+        starts: Start = {}
+        for site, point in self.sites.items():
+            values: tuple[Any, ...] = self.betas.get(site, (point.value,))
+            support = constraints.positive if site in self.betas else point.support
+            starts |= {k: (x, support) for k, x in zip(self.names(site), values, strict=True)}
+        return starts
 
     def sample(self, within: Callable, followers: Collection[str]) -> dict[str, Any]:
         """Declare the parameters, and sample the sites but for ``followers`` of the weights."""
         values = {}
         for site, (start, support, event_dim) in self.sites.items():
+            if site in self.betas:
+                with within(site):
+                    positive = {"constraint": constraints.positive, "event_dim": event_dim}
+                    pairs = zip(self.names(site), self.betas[site], strict=True)
+                    beta = dist.Beta(*(numpyro.param(*pair, **positive) for pair in pairs))
+                    values[site] = numpyro.sample(site, beta.to_event(event_dim))
+                continue
             options = {"constraint": support, "event_dim": event_dim}
             with within(site):
-                values[site] = numpyro.param(self._name(site), start, **options)
+                values[site] = numpyro.param(*self.names(site), start, **options)
                 if site not in followers:
                     point = dist.Delta(values[site], event_dim=event_dim)
                     values[site] = numpyro.sample(site, point)
         return values
 
-    def median(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of the sites."""
-        names = {site: self._name(site) for site in self.sites}
-        check_params(params, dict.fromkeys(names.values()))
-        return {site: params[name] for site, name in names.items()}
+    def values(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Return the values of the sites that a fit works with."""
+        names = {site: self.names(site) for site in self.sites}
+        check_params(params, dict.fromkeys(name for both in names.values() for name in both))
+        given = {site: [params[name] for name in both] for site, both in names.items()}
+        return {k: expected_odds(*x) if k in self.betas else x[0] for k, x in given.items()}
 
     def quantiles(self, params: dict[str, Any], levels: Any) -> dict[str, Any]:
         """Return the values of the sites for each level."""
-        values, Q = self.median(params), len(levels)
-        return {site: jnp.broadcast_to(x, (Q, *jnp.shape(x))) for site, x in values.items()}
+        values, Q = self.values(params), len(levels)
+        values = {site: jnp.broadcast_to(x, (Q, *jnp.shape(x))) for site, x in values.items()}
+        for site in self.betas:
+            a, b = (params[name] for name in self.names(site))
+            q = jnp.reshape(levels, (-1,) + (1,) * jnp.ndim(a)) * jnp.ones_like(values[site])
+            # JAX has no such function
+            values[site] = jax.pure_callback(betaincinv, q, a, b, q, vmap_method="expand_dims")
+        return values
 
-    def _name(self, site: str) -> str:
-        return f"{site}_{self.prefix}_loc"
+    def names(self, site: str) -> tuple[str, ...]:
+        """Name the parameters of a site."""
+        kinds = ("concentration1", "concentration0") if site in self.betas else ("loc",)
+        return tuple(f"{site}_{self.prefix}_{kind}" for kind in kinds)
 
 
 def init_to_prior_mean(site: dict[str, Any]) -> Any:
@@ -90,6 +123,7 @@ def points_of(
         kernels |= start_values(functions_of(trace[name]))
 
     def start():
+        """Return also the concentrations of Beta priors, and whether one needs a factor."""
         model = handlers.substitute(
             handlers.seed(guide.model, random.key(0)),
             substitute_fn=lambda site: init(site) if site["name"] in names else None,
@@ -98,9 +132,30 @@ def points_of(
         run = run_model(model, call[0], call[1], values)
         scales = {p.name: base_of(run[p.slab]["fn"]).scale * jnp.ones(()) for p in sites.pairs}
         priors = Distributions({name: run[name]["fn"] for name in names})
-        return priors, {name: run[name]["value"] for name in names}, scales
+        values = {name: run[name]["value"] for name in names}
+        probs = [getattr(base_of(run[p.spike]["fn"]), "probs", None) for p in sites.pairs]
+        betas = {
+            name: ((base_of(run[name]["fn"]), _is_taken(values[name], probs)))
+            for name in names
+            if is_plain(run[name], (dist.Beta,))
+        }
+        return priors, values, scales, betas
 
     # start values must not be tracers, which outlive no transformation
-    priors, found, scales = computed(start)
+    priors, found, scales, betas = computed(start)
     points = {k: Point(x, priors[k].support, priors[k].event_dim) for k, x in found.items()}
-    return Points(guide.prefix, points), scales
+    starts = {}
+    for name, (prior, taken) in betas.items():
+        if taken and is_unbounded(prior):
+            # flat, at the prior mean
+            a, b = (
+                jnp.broadcast_to(x, found[name].shape)
+                for x in (prior.concentration1, prior.concentration0)
+            )
+            starts[name] = a + 1, (a + 1) * b / a
+    return Points(guide.prefix, points, starts), scales
+
+
+def _is_taken(value: Any, probs: list[Any]) -> Any:
+    """Whether the spikes of some pairs have entries of this value as their probabilities."""
+    return jnp.any(jnp.array([x is not None and jnp.all(jnp.isin(x, value)) for x in probs]))

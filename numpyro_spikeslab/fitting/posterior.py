@@ -16,7 +16,7 @@ from numpyro_spikeslab.reading.coefficient_rows import covariates_at, standardis
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.function_prior import FunctionPrior
 from numpyro_spikeslab.reading.model_run import Problem
-from numpyro_spikeslab.reading.roles import Index, Tally
+from numpyro_spikeslab.reading.roles import Index, Tally, beta_evidence, beta_factor, expected_odds
 from numpyro_spikeslab.reading.view import View, view
 
 
@@ -53,6 +53,8 @@ class Posterior(NamedTuple):
       ``values + slopes (w - <w>)``. Each has the shape of its site, and a last axis of P.
     - **batches** - with steps on batches of tasks, statistics of all tasks; else `None`.
     - **moments** - mean and variance of the predictor, where stand-ins need them.
+    - **betas** - concentrations of the Beta factors of inclusion probabilities; their ``values``
+      have the expected log odds.
     """
 
     weights: Any
@@ -62,6 +64,7 @@ class Posterior(NamedTuple):
     slopes: dict[str, Any] = {}
     batches: "Batches | None" = None
     moments: tuple[Float[Array, "..."], Float[Array, "..."]] | None = None
+    betas: dict[str, Any] = {}
 
     def moved(self, **new: Any) -> "Posterior":
         """Replace fields, and drop the residual and the moments of the old ones."""
@@ -156,8 +159,17 @@ class Engine:
 
     def with_modes(self, at: View, posterior: Posterior, squares: Any) -> Posterior:
         """Set sites with a role to their maximum a posteriori (supplement 1.2)."""
-        tallies = self.tallies(at, posterior.weights, squares)
-        return posterior._replace(values=self.modes(at, posterior.values, tallies))
+        return self.modes(at, posterior, self.tallies(at, posterior.weights, squares))
+
+    def with_betas(self, posterior: Posterior) -> Posterior:
+        """Set the factors of inclusion probabilities to the best ones."""
+        statistics, roles = self._inclusion(posterior.weights), self.form.roles_with_mode
+        tallies = {
+            role.site: role.tally(self.indices[role.site], statistics)
+            for role in roles
+            if role.site in posterior.betas
+        }
+        return self.modes(self.view(posterior), posterior, tallies)
 
     def freeze_shaping(
         self, temperature: Any, values: dict[str, Any], new: dict[str, Any]
@@ -177,21 +189,25 @@ class Engine:
         squares = jnp.maximum(squares, self.features.rounding(self, at))
         statistics = {
             "noise": Tally(at.count, squares),
-            "inclusion": Tally(jnp.ones_like(weights.probs), weights.probs),
             "slab": Tally(*weights.slab_moments),
-        }
+        } | self._inclusion(weights)
         roles = self.form.roles_with_mode
         return {role.site: role.tally(self.indices[role.site], statistics) for role in roles}
 
-    def modes(self, at: View, values: dict[str, Any], tallies: dict[str, Tally]) -> dict[str, Any]:
-        """Return the values with each site of the tallies at its mode."""
-        values = dict(values)
+    def modes(self, at: View, posterior: Posterior, tallies: dict[str, Tally]) -> Posterior:
+        """Set each site of the tallies to its mode, or its factor to the best one."""
+        values, betas = dict(posterior.values), dict(posterior.betas)
         for role in self.form.roles_with_mode:
             if role.site in tallies:
-                value, prior = values[role.site], at.priors.get(role.site)
-                new = role.mode(tallies[role.site], prior, value)
+                tally, prior = tallies[role.site], at.priors.get(role.site)
+                value = values[role.site]
+                if role.site in betas:
+                    betas[role.site] = beta_factor(tally, prior)
+                    new = expected_odds(*betas[role.site])
+                else:
+                    new = role.mode(tally, prior, value)
                 values[role.site] = jnp.asarray(new, jnp.result_type(value))
-        return values
+        return posterior._replace(values=values, betas=betas)
 
     def with_kernels(self, posterior: Posterior) -> Posterior:
         """Copy the kernel parameters of the functions to their sites."""
@@ -212,12 +228,28 @@ class Engine:
         prior = at.prior
         if self.form.is_design:
             prior = Prior(*(x[0] for x in prior))
-        value = at.log_density + self.log_prior(at, posterior.values)
+        value = at.log_density + self.log_prior(at, posterior.values, posterior.betas)
+        value += self._gain_of_betas(at, posterior)
         value -= at.log_scale + 0.5 * jnp.sum(squares / at.sigma2)
         value -= posterior.weights.divergence(prior)
         if posterior.slopes:
             value -= 0.5 * self._cost_of_slopes(at, posterior)
         return value if posterior.functions is None else value - jnp.sum(posterior.functions.kl)
+
+    def _gain_of_betas(self, at: View, posterior: Posterior) -> Any:
+        """Return what the bound gains if inclusion probabilities have their best factors instead of
+        values."""
+        value, statistics = jnp.zeros(()), self._inclusion(posterior.weights)
+        for role in self.form.roles_with_mode:
+            if role.site in posterior.betas:
+                tally = role.tally(self.indices[role.site], statistics)
+                probs, excluded = posterior.values[role.site], tally.count - tally.total
+                value += beta_evidence(tally, at.priors[role.site])
+                value -= jnp.sum(tally.total * jnp.log(probs) + excluded * jnp.log1p(-probs))
+        return value
+
+    def _inclusion(self, weights: Any) -> dict[str, Tally]:
+        return {"inclusion": Tally(jnp.ones_like(weights.probs), weights.probs)}
 
     def _cost_of_slopes(self, at: View, posterior: Posterior) -> Float[Array, ""]:
         """Sum expected squares of coefficients that follow the weights, under their prior."""

@@ -46,17 +46,18 @@ def checked_params(
     return params
 
 
-def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading) -> None:
+def refuse(guide: SpikeSlabGuide, plain: bool, reading: Reading, has_batches: bool) -> None:
     """Raise if a fit does not take a guide, which has been set up, or a model."""
     form, functions = reading.form, reading.functions
     if unfit := [site for site, support in reading.supports.items() if support is None]:
         remedy = "Make it a function of another site, such as `low + above`, above ~ HalfNormal(1)."
         got = "a support that depends on other sites"
         raise bad(f"CAVI: {unfit[0]!r}", got, "one that does not", remedy)
-    if reading.unbounded:
+    factors = set() if has_batches else guide.points.betas.keys() & reading.indices.keys()
+    if unbounded := [x for x in (*reading.unbounded, *guide.points.betas) if x not in factors]:
         got = "a density without a maximum, by a concentration below 1"
         remedy = "Draw with PairedGibbs, or take Beta(1, 1)."
-        raise bad(f"CAVI: the prior of {reading.unbounded[0]!r}", got, "one with a maximum", remedy)
+        raise bad(f"CAVI: the prior of {unbounded[0]!r}", got, "one with a maximum", remedy)
     for name, value in reading.params.items():
         if not jax.tree_util.all_leaves([value]):
             got = f"a {type(value).__name__} of arrays"

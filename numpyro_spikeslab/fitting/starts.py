@@ -36,8 +36,9 @@ def start_at_prior(
     step = first_step(prior.parameters, theta)
     functions = FunctionFactors(zero, zero, prior.mean, var, zero[:, 0], var, theta, step)
     tallies = engine.tallies(at, weights, at.count * sigma2)
-    values = engine.modes(at, posterior.values, tallies)
-    return engine.with_roles(at, values), Posterior(weights, functions, values, None)
+    new = engine.modes(at, posterior, tallies)
+    values, betas = new.values, new.betas
+    return engine.with_roles(at, values), Posterior(weights, functions, values, None, betas=betas)
 
 
 @jax.jit

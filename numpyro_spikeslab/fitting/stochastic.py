@@ -164,8 +164,7 @@ def _start(
         if role.site not in local:
             count = per_batch * of_batch[role.site].count
             tallies[role.site] = Tally(count, count * role.expected(posterior.values[role.site]))
-    values = engine.modes(at, posterior.values, tallies)
-    return strong((posterior._replace(values=values), tallies))
+    return strong((engine.modes(at, posterior, tallies), tallies))
 
 
 @partial(jax.jit, static_argnums=1)
@@ -184,7 +183,7 @@ def advance(
     posterior = engine.with_kernels(posterior)
     of_batch = engine.tallies(at, posterior.weights, squares)
     shared = jax.tree.map(partial(_blend, rate), tallies, {x: of_batch[x] for x in tallies})
-    values = engine.modes(at, posterior.values, of_batch | shared)
+    values = engine.modes(at, posterior, of_batch | shared).values
     values = engine.freeze_shaping(temperature, posterior.values, values)
     posterior = posterior._replace(values=values, batches=Batches(shared, before))
     at = engine.view(posterior)
@@ -232,7 +231,7 @@ def _settled(
         at = engine.view(posterior)
         weights, squares = at.sweep(moments, posterior.weights, update, sums)
         tallies = engine.tallies(at, weights, squares)
-        values = engine.modes(at, posterior.values, {site: tallies[site] for site in local})
+        values = engine.modes(at, posterior, {site: tallies[site] for site in local}).values
         values = engine.freeze_shaping(temperature, posterior.values, values)
         return strong(posterior._replace(weights=weights, values=values))
 

@@ -38,6 +38,7 @@ def mtmkl(
     mean: Any = None,
     shared_noise: bool = False,
     shared_inclusion: bool = True,
+    buffet: Any = None,
     priors: Mapping[str, dist.Distribution] | None = None,
 ) -> Callable[..., Any]:
     r"""Make the multi-task multiple-kernel model of Titsias and Lazaro-Gredilla (2011), eq. 1.
@@ -50,7 +51,8 @@ def mtmkl(
     - ``phi``, the functions, shape (M, N), and the parameters of their kernels, such as
       ``phi_scale``, see :func:`~numpyro_spikeslab.latent_functions`;
     - ``W_spike``, ``W_slab`` and ``W``, the weights, shape (Q, M);
-    - ``inclusion``, ``slab_scale`` and, where the likelihood has it, ``noise``;
+    - ``inclusion``, ``slab_scale`` and, where the likelihood has it, ``noise``; ``alpha`` where
+      ``buffet`` is its prior;
     - ``f``, deterministic, and ``Y``, shape (N, Q);
     - with ``X_new``: ``phi_new`` given ``phi``, (M, S), and ``f_new`` and ``Y_new``, (S, Q).
 
@@ -69,6 +71,11 @@ def mtmkl(
     :param shared_inclusion: whether all functions have one inclusion probability, as in the paper,
         instead of one each, which switches off unneeded functions but takes more than
         three tasks to learn.
+    :param buffet: concentration of an Indian buffet prior, of M functions in place of infinitely
+        many (Griffiths and Ghahramani 2011): a positive number ``alpha``, or the prior of the site
+        ``alpha``, such as ``dist.Gamma(2.0, 1.0)``. Each function has an ``inclusion`` from
+        ``Beta(alpha / M, 1)``. A task uses about ``alpha / (1 + alpha / M)`` functions, and most
+        of the functions stay idle if M is large.
     :param priors: priors by name. ``"noise"``, ``"slab_scale"`` and ``"inclusion"`` are those of
         the sites, by default ``HalfNormal(10)``, ``HalfNormal(10)`` and ``Beta(1, 1)``, which suit
         responses of about unit scale. Parameters of kernels are named by their path, such as
@@ -101,6 +108,12 @@ def mtmkl(
     if not isinstance(kernels, list | tuple) or not kernels:
         remedy = "Give all functions one kernel by `[kernel] * M`."
         raise bad("mtmkl: kernels", kernels, "a list, of at least one function", remedy)
+    is_prior = isinstance(buffet, dist.Distribution)
+    if not (buffet is None or is_prior or (np.ndim(buffet) == 0 and buffet > 0)):
+        raise bad("mtmkl: buffet", buffet, "a positive number, or the prior of one")
+    if buffet is not None and "inclusion" in (priors or {}):
+        remedy = "The prior of `inclusion` follows from buffet: give one of both."
+        raise bad("mtmkl: priors['inclusion']", "a prior beside buffet", "none", remedy)
     options = SimpleNamespace(
         kernels=list(kernels),
         likelihood=likelihood,
@@ -108,7 +121,8 @@ def mtmkl(
         num_tasks=num_tasks,
         mean=mean,
         shared_noise=shared_noise,
-        shared_inclusion=shared_inclusion,
+        shared_inclusion=shared_inclusion and buffet is None,
+        buffet=buffet,
         priors=dict(priors or {}),
     )
     return partial(_mtmkl, options)
@@ -120,6 +134,7 @@ def factor_analysis(
     likelihood: Callable[..., dist.Distribution] = dist.Normal,
     shared_noise: bool = False,
     shared_inclusion: bool = True,
+    buffet: Any = None,
     priors: Mapping[str, dist.Distribution] | None = None,
 ) -> Callable[..., Any]:
     r"""Make a model of sparse factor analysis of a table, with a noise scale for each column.
@@ -134,6 +149,7 @@ def factor_analysis(
     :param likelihood: makes the distribution of the entries, see :func:`mtmkl`.
     :param shared_noise: see :func:`mtmkl`.
     :param shared_inclusion: likewise.
+    :param buffet: likewise; then ``num_factors`` only bounds the number of factors in use.
     :param priors: likewise.
     :return: ``model(Y, mask=None)`` with ``Y`` of shape (N, Q); NaN is a missing entry, and so is
         one where the boolean ``mask``, of the same shape, is false. A sparse ``Y``, of scipy or a
@@ -170,6 +186,7 @@ def factor_analysis(
         likelihood=likelihood,
         shared_noise=shared_noise,
         shared_inclusion=shared_inclusion,
+        buffet=buffet,
         priors=priors,
     )
     return partial(_table_model, model)
@@ -191,6 +208,10 @@ def _mtmkl(options, X, Y=None, X_new=None, mask=None):
     defaults = {"inclusion": flat, "slab_scale": wide}
     defaults |= {"noise": wide} if options.has_noise else {}
     priors = defaults | options.priors
+    if (alpha := options.buffet) is not None:
+        if isinstance(alpha, dist.Distribution):
+            alpha = numpyro.sample("alpha", alpha)
+        priors["inclusion"] = dist.Beta(alpha / M, 1.0)
     with nullcontext() if options.shared_inclusion else numpyro.plate("latent", M):
         pi = numpyro.sample("inclusion", priors["inclusion"])
     slab = numpyro.sample("slab_scale", priors["slab_scale"])

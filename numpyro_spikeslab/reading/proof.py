@@ -28,10 +28,10 @@ from numpyro_spikeslab.reading.model_run import ModelTrace, Problem
 from numpyro_spikeslab.reading.predictor import bent_by, cuts, likelihood_of
 from numpyro_spikeslab.reading.program import Program
 from numpyro_spikeslab.reading.provenance import NONE, Names, Step, names_of, provenance, union
-from numpyro_spikeslab.reading.roles import ROLES, Role
+from numpyro_spikeslab.reading.roles import ROLES, InclusionRole, Role
 from numpyro_spikeslab.reading.sites import functions_of, is_latent
 from numpyro_spikeslab.support.messages import bad
-from numpyro_spikeslab.support.priors import base_of
+from numpyro_spikeslab.support.priors import base_of, is_drawable, is_plain
 
 
 class Proof(NamedTuple):
@@ -90,12 +90,14 @@ def prove(traced: ModelTrace, user: str) -> Proof:
     )
     # as the program has it, for along an axis of size 1 the scale cannot change
     varying = not likelihood.is_fixed or shapes.scale.size > 1
+    roles = _find_roles(problem, run, trace)
     plain = replace(
         problem.form,
         likelihood=likelihood.repeated() if count else likelihood,
         num_features=problem.form.size,
         num_obs=shapes.value.size,
-        roles=_find_roles(problem, run, trace),
+        roles=roles,
+        concentrations=_find_concentrations(problem, run, trace, roles),
         shaping=names_of(union(run.pairs), "values"),
         coefficients=coefficients.dense,
         links=coefficients.links,
@@ -278,6 +280,34 @@ def _only_part(problem: Problem, run: Any, name: str, arrays: Any) -> type[Role]
     return None if key in union([parts.predictor, parts.count, *priors]) else kinds[0]
 
 
+def _find_concentrations(
+    problem: Problem, run: Any, trace: dict[str, Any], roles: tuple[Role, ...]
+) -> frozenset[str]:
+    """Find positive numbers on which only Beta priors of inclusion probabilities depend."""
+    betas = {
+        role.site
+        for role in roles
+        if isinstance(role, InclusionRole) and is_plain(trace[role.site], (dist.Beta,))
+    }
+    elsewhere = names_of(union([*run.pairs.values(), *problem.observations(run)]), "values")
+    users = _users(problem, run)
+    return frozenset(
+        name
+        for name in set(problem.form.others) - elsewhere
+        if users[name] and users[name] <= betas and is_latent(trace, name)
+        if is_drawable(trace[name]) and not jnp.shape(trace[name]["value"])
+    )
+
+
+def _users(problem: Problem, run: Any) -> dict[str, set[str]]:
+    """Return the sites whose log density depends on each site, but for itself."""
+    users: dict[str, set[str]] = {name: set() for name in problem.form.others}
+    for target, sources in run.log_probs.items():
+        for name in names_of(sources, "values"):
+            users[name] |= {target} - {name}
+    return users
+
+
 def _find_mixed(problem: Problem, run: Any, trace: dict[str, Any]) -> str | None:
     """Return the latent functions if the predictor is ``offset + C(W, phi)`` with constant C."""
     names = [n for n in problem.form.others if FUNCTIONS_MARK in trace[n].get("infer", {})]
@@ -312,10 +342,7 @@ def _about_functions(
     """Return the last three fields of :class:`Proof`."""
     if mixed is None:
         return (), (), ()
-    users: dict[str, set[str]] = {name: set() for name in problem.form.others}
-    for target, sources in run.log_probs.items():
-        for name in names_of(sources, "values"):
-            users[name] |= {target} - {name}
+    users = _users(problem, run)
     of_pairs = names_of(union(run.pairs), "values")
     kernels = tuple(
         name

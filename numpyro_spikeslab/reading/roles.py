@@ -14,8 +14,10 @@ from jaxtyping import Array, Float, Int
 import numpy as np
 
 import jax
+from jax import random
 from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
+from jax.scipy.special import betaln, digamma
 
 import numpyro.distributions as dist
 from numpyro.distributions import constraints
@@ -207,11 +209,10 @@ class InclusionRole(Role):
             # its normaliser would take long to compile
             prior = dist.Uniform()
         log_prior = elementwise(prior, jnp.shape(current))
-        info = jnp.finfo(jnp.result_type(current))
 
         def back(logit):
             # a chain could not leave 0 or 1
-            return jnp.clip(jax.nn.sigmoid(logit), info.tiny, 1 - info.eps)
+            return _inside(jax.nn.sigmoid(logit))
 
         def log_density(logit):
             # the ones are the derivative of the sigmoid
@@ -219,8 +220,37 @@ class InclusionRole(Role):
             likelihood += (excluded + 1) * jax.nn.log_sigmoid(-logit)
             return log_prior(back(logit)) + likelihood
 
-        inside = jnp.clip(current, info.tiny, 1 - info.eps)
+        inside = _inside(current)
         return jnp.log(inside) - jnp.log1p(-inside), log_density, back
+
+
+def beta_factor(tally: Tally, prior: Any) -> tuple[Any, Any]:
+    """Return the concentrations of probabilities given the spikes, under a Beta prior."""
+    included, excluded = _with_pseudo_counts(tally, prior)
+    return included + 1, excluded + 1
+
+
+def beta_evidence(tally: Tally, prior: Any) -> Float[Array, ""]:
+    """Integrate probabilities out, under a Beta prior."""
+    base = base_of(prior)
+    before = betaln(base.concentration1, base.concentration0)
+    return jnp.sum(betaln(*beta_factor(tally, prior)) - before)
+
+
+def draw_beta(key: Array, tally: Tally, prior: Any) -> Any:
+    """Draw probabilities given the spikes, under a Beta prior; in logs, for some are near 0."""
+    logs = map(random.loggamma, random.split(key), beta_factor(tally, prior))
+    return _inside(jax.nn.sigmoid(next(logs) - next(logs)))
+
+
+def _inside(probability: Any) -> Any:
+    info = jnp.finfo(jnp.result_type(probability))
+    return jnp.clip(probability, info.tiny, 1 - info.eps)
+
+
+def expected_odds(concentration1: Any, concentration0: Any) -> Any:
+    """Return the probability whose log odds are the expected ones of a Beta distribution."""
+    return _inside(jax.nn.sigmoid(digamma(concentration1) - digamma(concentration0)))
 
 
 def _with_pseudo_counts(tally: Tally, prior: Any) -> tuple[Any, Any]:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The model at the current values of a chain, and draws of its scales and probabilities."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from jaxtyping import Array, Float
@@ -10,12 +11,27 @@ from jaxtyping import Array, Float
 from jax import random
 import jax.numpy as jnp
 
+import numpyro.distributions as dist
+
 from numpyro_spikeslab.algebra.augmentation import StandIn
+from numpyro_spikeslab.algebra.search import slice_sample
 from numpyro_spikeslab.reading.coefficient_rows import standardised
 from numpyro_spikeslab.reading.likelihood import Observed
 from numpyro_spikeslab.reading.reader import Reading
-from numpyro_spikeslab.reading.roles import Index, Role, SlabRole, Tally, draw_sites
+from numpyro_spikeslab.reading.roles import (
+    NUM_UPDATES,
+    InclusionRole,
+    Index,
+    Role,
+    SlabRole,
+    Tally,
+    beta_evidence,
+    draw_beta,
+    draw_sites,
+    elementwise,
+)
 from numpyro_spikeslab.reading.view import View, observe
+from numpyro_spikeslab.support.priors import base_of
 
 
 @dataclass(frozen=True)
@@ -104,14 +120,51 @@ class Current:
         return spikes.astype(dtype).reshape(form.shape), slabs.astype(dtype).reshape(form.shape)
 
     def draw_roles(
-        self, key: Array, kind: type[Role], values: dict[str, Any], statistics: dict[str, Tally]
+        self,
+        key: Array,
+        kind: type[Role],
+        values: dict[str, Any],
+        statistics: dict[str, Tally],
+        without: Collection[str] = (),
     ) -> dict[str, Any]:
         """Draw the sites of the roles of one kind, given their current values."""
         targets = {}
         for role in self.roles(kind):
+            if role.site in without:
+                continue
             tally = role.tally(self.index(role), statistics)
             targets[role.site] = role.target(tally, self.at.priors[role.site], values[role.site])
         return draw_sites(key, targets)
+
+    def draw_concentrations(
+        self, key: Array, values: dict[str, Any], statistics: dict[str, Tally]
+    ) -> dict[str, Any]:
+        """Draw concentrations given the spikes alone, then the probabilities given both: a joint
+        draw, for given probabilities near 0 the concentrations would barely move."""
+        names = sorted(self.reading.form.concentrations & self.own_sites)
+        if not names:
+            return {}
+        priors_at = partial(self.reading.problem.run, of=lambda run: run.priors)
+        tallies = {
+            role.site: role.tally(self.index(role), statistics)
+            for role in self.roles(InclusionRole)
+            if isinstance(base_of(self.at.priors[role.site]), dist.Beta)
+        }
+        new: dict[str, Any] = {}
+        for name in names:
+
+            def log_density(log_x, name=name):
+                x = jnp.exp(log_x)
+                priors = priors_at(values | new | {name: x})
+                evidence = sum(beta_evidence(tally, priors[k]) for k, tally in tallies.items())
+                return elementwise(priors[name], ())(x) + log_x + evidence, ()
+
+            key, key_name = random.split(key)
+            log_x, _ = slice_sample(key_name, log_density, jnp.log(values[name]), NUM_UPDATES)
+            new[name] = jnp.exp(log_x)
+        priors, keys = priors_at(values | new), random.split(key, len(tallies))
+        each = zip(keys, tallies.items(), strict=True)
+        return new | {site: draw_beta(key, tally, priors[site]) for key, (site, tally) in each}
 
     def slab_variance(self, values: dict[str, Any]) -> Float[Array, "Q M"]:
         """Return the prior variances of all slabs at new values of slab scales."""
@@ -145,7 +198,8 @@ class Current:
             "inclusion": Tally(self.reading.form.pairs[0].allowed(spikes), spikes),
             "slab": Tally(slab_counts, counted * slabs**2),
         }
-        new = self.draw_roles(keys[0], Role, values, statistics)
+        new = self.draw_concentrations(random.fold_in(keys[0], 1), values, statistics)
+        new |= self.draw_roles(keys[0], Role, values, statistics, without=new)
         excluded = jnp.sqrt(self.slab_variance(new))
         excluded *= random.normal(keys[1], slabs.shape, slabs.dtype)
         return new, jnp.where(spikes > 0, slabs, excluded)

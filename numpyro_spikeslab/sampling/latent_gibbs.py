@@ -2,6 +2,7 @@
 """Exact draws of latent functions, and of all else in the multi-task model."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from jaxtyping import Array
@@ -14,10 +15,12 @@ from numpyro_spikeslab.algebra.observations import Sparse
 from numpyro_spikeslab.models.primitives import weights
 from numpyro_spikeslab.reading.checks import check_updates
 from numpyro_spikeslab.reading.reader import Reading
+from numpyro_spikeslab.reading.roles import InclusionRole
 from numpyro_spikeslab.reading.sites import find_function_sites, functions_of, is_latent
 from numpyro_spikeslab.sampling.function_sweep import draw_functions
 from numpyro_spikeslab.sampling.kernel import BlockKernel, start_inclusion
 from numpyro_spikeslab.sampling.latent_step import LatentStep, draw_rows, recruit
+from numpyro_spikeslab.sampling.split_noise import split_noise
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.priors import is_drawable
 
@@ -85,10 +88,13 @@ class LatentGibbs(BlockKernel):
     As a block of :class:`numpyro.infer.Gibbs` it draws the sites it is given: the functions and the
     parameters of their kernels (:func:`~numpyro_spikeslab.latent_sites`) and, optionally, the
     weights, the noise scales (one for each task or one for all), the slab scales, both under any
-    prior of positive numbers, and the inclusion probabilities under any prior on [0, 1]. Alone,
+    prior of positive numbers, and the inclusion probabilities under any prior on [0, 1]. With the
+    probabilities it draws the concentration of their Beta prior, such as ``alpha`` of a buffet
+    prior, if that is a site. Alone,
     ``LatentGibbs(model, accelerate=0.25)``, it samples models without other sites, such as
     :func:`numpyro_spikeslab.models.mtmkl`; it then moves weights and functions together, and draws
-    slab scales with the excluded slabs integrated out.
+    slab scales with the excluded slabs integrated out. White functions also give up tasks, or take
+    them up, together with the noise scale of the task, if each task has its own.
 
     For observations given as a sparse array, functions must be ``"white"``. Then a step draws the
     functions jointly at each row, without the moves of weights, lengths and signs; begin such
@@ -155,7 +161,10 @@ class LatentGibbs(BlockKernel):
     def _drawable(self, reading: Reading, values: dict[str, Any]) -> frozenset[str]:
         form = reading.form
         sites = form.functions, *form.kernels, *form.pairs[0].shapes, *reading.indices
-        return frozenset(map(str, sites))
+        inclusion = {role.site for role in form.roles_of(InclusionRole)}
+        return frozenset(map(str, sites)).union(
+            () if inclusion & {*values} else form.concentrations
+        )
 
     def _read(self, args: tuple, kwargs: dict[str, Any], values: dict[str, Any]) -> Reading:
         # as latent sites, whichever block draws the weights
@@ -190,8 +199,8 @@ class LatentGibbs(BlockKernel):
         return LatentGibbsState(z, start_inclusion(z), num_steps, rng_key)
 
     def _step(self, reading: Reading, values: dict[str, Any], state: Any) -> LatentGibbsState:
-        keys = random.split(state.rng_key, 6)
-        rng_key, key_weights, key_recruit, key_functions, key_numbers, key_auxiliaries = keys
+        rng_key, key_weights, key_recruit, *keys = random.split(state.rng_key, 7)
+        key_functions, key_split, key_numbers, key_auxiliaries = keys
         # auxiliary variables are drawn afresh in each step, and not seen by other blocks
         step = LatentStep.of(reading, values, state.z).with_auxiliaries(key_auxiliaries)
         (spikes, slabs), inclusion = step.weights(), state.inclusion_probabilities
@@ -207,7 +216,10 @@ class LatentGibbs(BlockKernel):
         if isinstance(step.at.layout, Sparse):
             draw = draw._replace(phi=draw_rows(key_functions, step.at, draw.phi, draw.weights))
         else:
-            draw = draw_functions(key_functions, step.fixed(self._rescale), draw)
+            fixed = step.fixed(self._rescale)
+            draw = draw_functions(key_functions, fixed, draw)
+            draw, noise = split_noise(key_split, fixed, draw)
+            step = replace(step, values=step.values | noise)
         new = step.finish(key_numbers, (spikes, slabs), draw)
         z = {name: new[name].reshape(x.shape).astype(x.dtype) for name, x in state.z.items()}
         num_accelerated = jnp.maximum(state.num_accelerated - 1, 0)

@@ -169,6 +169,14 @@ def functions(number=2, num_blocks=1):
     return Joint(model, (jnp.asarray(INPUTS),), kernel, SEEN, free, 5000, steps)
 
 
+def buffet():
+    """White functions, which move with noise scales where one task or none uses them."""
+    priors = {"noise": dist.HalfNormal(1.0), "slab_scale": dist.HalfNormal(1.5)}
+    concentration = dist.Gamma(2.0, 1.0)
+    model = nss.models.mtmkl(["white"] * 4, num_tasks=3, buffet=concentration, priors=priors)
+    return Joint(model, (jnp.arange(4),), nss.LatentGibbs(model), SEEN[:4], (), 5000)
+
+
 JOINTS = {
     "columns": columns,
     "columns without moves": partial(columns, collapsed=False),
@@ -180,6 +188,7 @@ JOINTS = {
     "tasks": shared_tasks,
     "masked tasks": lambda: tasks(truth.shared_features_case(), truth.shared_features_model),
     "coefficients of tasks": lambda: tasks(truth.covariates_case(), truth.covariates_model),
+    "buffet": buffet,
 }
 MINUTES = {
     "entries": partial(entries, 1),
