@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import LinearConstraint, milp
 import xarray as xr
 
 from numpyro_spikeslab.algebra import correlation
@@ -22,14 +23,21 @@ MORE_OFTEN = 1.5
 A ratio of 1 lets in unrelated columns by chance; 2 rejects columns that share two effects."""
 
 
+RARE = 0.01
+"""Inclusion probability up to which no set at a false discovery rate grows from a column."""
+
+
 def credible_sets(
     data: xr.DataTree,
     var_name: str,
     X: Any,
     coverage: float = COVERAGE,
     min_correlation: float = MIN_CORRELATION,
+    *,
+    fdr: float | None = None,
 ) -> pd.DataFrame:
-    """Find small sets of columns that hold an effect with a given probability.
+    """Find small sets of columns that hold an effect, each with a given probability or all together
+    at a false discovery rate.
 
     Correlated columns share an effect: each may have a small inclusion probability although it is
     certain that one has the effect. As in SuSiE (Wang, Sarkar, Carbonetto and Stephens,
@@ -45,6 +53,11 @@ def credible_sets(
     columns of one effect take turns. Sets are disjoint. An effect that no correlated columns
     explain has no set.
 
+    With ``fdr`` the sets are those of the largest expected number of effects, each divided by the
+    size of its set, of which at most this share is false (BLiP; Spector and Janson, 2023). So clear
+    effects pay for unclear ones, and columns that data can tell apart are sets of their own. The
+    sets to choose from grow as above, and ``coverage`` has no part in it.
+
     A group of weights (see :func:`summary`) is one member. Its correlation with others is that of
     its columns' sum, weighted by posterior means. Weights that are always in are left out.
 
@@ -59,6 +72,8 @@ def credible_sets(
         merely numbered.
     :param coverage: least probability of a set, in (0, 1].
     :param min_correlation: least absolute correlation, in [0, 1]. The default is SuSiE's.
+    :param fdr: largest share of sets without an effect that is to be expected, in (0, 1), such as
+        0.1; `None` for sets of probability ``coverage``.
     :returns: a DataFrame with one row per set: ``members``, a tuple of labels, the most included
         first; ``size``; ``probability`` that the set holds an effect; ``purity``, the smallest
         absolute correlation among its members.
@@ -79,9 +94,15 @@ def credible_sets(
     0       2          1.0
     """
     correlation.check_limits(coverage, min_correlation)
+    if fdr is not None and not 0 < fdr < 1:
+        raise bad("fdr", fdr, "a share between 0 and 1, like 0.1, or None")
     spikes = flat_spikes(data, var_name)
     table, labels, included = units(data, posterior(data)[var_name], spikes, X)
     unit = correlation.unit_columns(table)
+    if fdr is None:
+        sets = disjoint_sets(included, unit, coverage, min_correlation)
+    else:
+        sets = sets_at_rate(included, unit, fdr, min_correlation)
     rows = [
         (
             tuple(labels[member] for member in members),
@@ -89,7 +110,7 @@ def credible_sets(
             included[:, members].any(axis=1).mean(),
             correlation.purity(unit[:, members]),
         )
-        for members in disjoint_sets(included, unit, coverage, min_correlation)
+        for members in sets
     ]
     columns = ["members", "size", "probability", "purity"]
     return pd.DataFrame(rows, columns=columns).rename_axis("set")
@@ -176,18 +197,50 @@ def grown(
     correlated = free & (abs(unit[:, seed] @ unit) >= least)
     if spikes[:, members].any(axis=1).mean() + spikes[:, correlated].mean(axis=0).sum() < coverage:
         return []
-    while (covered := spikes[:, members].any(axis=1)).mean() < coverage:
-        correlated &= abs(unit[:, members[-1]] @ unit) >= least
+    sets = growing(seed, spikes, unit, free, least)
+    return next((x for x in sets if spikes[:, x].any(axis=1).mean() >= coverage), [])
+
+
+def growing(
+    seed: int, spikes: np.ndarray, unit: np.ndarray, free: np.ndarray, least: float
+) -> Iterator[list[int]]:
+    """Add the columns of one effect to one free column, with their twins, until none is left."""
+    members = np.flatnonzero(twins(unit, [seed]) & free).tolist()
+    correlated = free & (abs(unit[:, seed] @ unit) >= least)
+    while True:
+        yield members
+        covered = spikes[:, members].any(axis=1)
+        correlated = correlated & (abs(unit[:, members[-1]] @ unit) >= least)
         correlated[members] = False
         candidates = np.flatnonzero(correlated)
         without = spikes[np.ix_(~covered, candidates)].sum(axis=0) * covered.sum()
         together = spikes[np.ix_(covered, candidates)].sum(axis=0) * (~covered).sum()
         gains = without - MORE_OFTEN * together
         if gains.max(initial=0) <= 0:
-            return []
+            return
         best = int(candidates[gains.argmax()])
-        members += np.flatnonzero(twins(unit, [best]) & correlated).tolist()
-    return members
+        members = members + np.flatnonzero(twins(unit, [best]) & correlated).tolist()
+
+
+def sets_at_rate(
+    spikes: np.ndarray, unit: np.ndarray, fdr: float, least: float
+) -> Iterator[list[int]]:
+    """Choose disjoint sets, of all that grow from a column, by an integer linear programme."""
+    inclusion = spikes.mean(axis=0)
+    seeds, free = np.flatnonzero(inclusion > RARE), np.ones(len(inclusion), bool)
+    grown = (growing(seed, spikes, unit, free, least) for seed in seeds.tolist())
+    sets = list({tuple(sorted(members)) for one in grown for members in one})
+    if not sets:
+        return
+    probability = np.array([spikes[:, list(members)].any(axis=1).mean() for members in sets])
+    holds = np.array([np.isin(seeds, members) for members in sets], float).T
+    once = LinearConstraint(holds, ub=1)
+    rate = LinearConstraint((1 - probability - fdr)[None], ub=0)
+    value = probability / list(map(len, sets))
+    chosen = milp(-value, integrality=np.ones(len(sets)), bounds=(0, 1), constraints=[once, rate])
+    found = [list(sets[k]) for k in np.flatnonzero(chosen.x > 0.5)]
+    for members in sorted(found, key=lambda members: -inclusion[members].max()):
+        yield sorted(members, key=lambda member: -inclusion[member])
 
 
 def pruned(members: list[int], spikes: np.ndarray, coverage: float) -> list[int]:

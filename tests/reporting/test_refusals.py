@@ -147,6 +147,7 @@ CASES = {
     "table": (lambda: sets(np.nan * TABLE), "X: got nan in row 0, column 0, the first"),
     "coverage": (lambda: sets(coverage=0.0), "coverage: got 0.0"),
     "percent": (lambda: sets(coverage=95), "coverage: got 95"),
+    "rate": (lambda: sets(fdr=1.0), "fdr: got 1.0, expected a share between 0 and 1"),
     "correlation": (lambda: sets(min_correlation=-0.5), "min_correlation: got"),
     "tasks": (
         lambda: credible_sets(MATRIX, "w", np.ones((5, 3))),
