@@ -174,7 +174,7 @@ def buffet():
     priors = {"noise": dist.HalfNormal(1.0), "slab_scale": dist.HalfNormal(1.5)}
     concentration = dist.Gamma(2.0, 1.0)
     model = nss.models.mtmkl(["white"] * 4, num_tasks=3, buffet=concentration, priors=priors)
-    return Joint(model, (jnp.arange(4),), nss.LatentGibbs(model), SEEN[:4], (), 5000)
+    return Joint(model, (jnp.arange(4),), nss.LatentGibbs(model), SEEN[:4], (), 1500)
 
 
 JOINTS = {
