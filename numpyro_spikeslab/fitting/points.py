@@ -44,16 +44,14 @@ class Points:
     - **betas** - where the concentrations of these factors start, 1 and 0.
     """
 
-    def __init__(
-        self, prefix: str, sites: dict[str, Point], betas: dict[str, tuple[Any, Any]]
-    ) -> None:
+    def __init__(self, prefix: str, sites: dict[str, Point], betas: dict[str, list[Any]]) -> None:
         self.prefix, self.sites, self.betas = prefix, sites, betas
 
     def start(self) -> Start:
         """Start value and constraint of each parameter."""
         starts: Start = {}
         for site, point in self.sites.items():
-            values: tuple[Any, ...] = self.betas.get(site, (point.value,))
+            values = self.betas.get(site, [point.value])
             support = constraints.positive if site in self.betas else point.support
             starts |= {k: (x, support) for k, x in zip(self.names(site), values, strict=True)}
         return starts
@@ -123,7 +121,6 @@ def points_of(
         kernels |= start_values(functions_of(trace[name]))
 
     def start():
-        """Return also the concentrations of Beta priors, and whether one needs a factor."""
         model = handlers.substitute(
             handlers.seed(guide.model, random.key(0)),
             substitute_fn=lambda site: init(site) if site["name"] in names else None,
@@ -134,25 +131,23 @@ def points_of(
         priors = Distributions({name: run[name]["fn"] for name in names})
         values = {name: run[name]["value"] for name in names}
         probs = [getattr(base_of(run[p.spike]["fn"]), "probs", None) for p in sites.pairs]
+        # of Beta factors, and whether they are needed
         betas = {
-            name: ((base_of(run[name]["fn"]), _is_taken(values[name], probs)))
+            name: (
+                jnp.ones_like(values[name]),
+                jnp.ones_like(values[name]) * (1 / base_of(run[name]["fn"]).mean - 1),
+                _is_taken(values[name], probs) & is_unbounded(run[name]["fn"]),
+            )
             for name in names
             if is_plain(run[name], (dist.Beta,))
         }
         return priors, values, scales, betas
 
     # start values must not be tracers, which outlive no transformation
-    priors, found, scales, betas = computed(start)
+    (priors, found, scales, betas), is_known = computed(start)
     points = {k: Point(x, priors[k].support, priors[k].event_dim) for k, x in found.items()}
-    starts = {}
-    for name, (prior, taken) in betas.items():
-        if taken and is_unbounded(prior):
-            # flat, at the prior mean
-            a, b = (
-                jnp.broadcast_to(x, found[name].shape)
-                for x in (prior.concentration1, prior.concentration0)
-            )
-            starts[name] = a + 1, (a + 1) * b / a
+    # numbers that stand in for traced ones do not tell
+    starts = {k: pair for k, (*pair, needed) in betas.items() if is_known and np.asarray(needed)}
     return Points(guide.prefix, points, starts), scales
 
 

@@ -178,7 +178,7 @@ def likelihood_of(problem: Problem) -> AnyDensity:
     if Step("f") in sources or Step("f") in provenance(slope, f=f):
         agrees = [text(link.function) == text(function) for link in links]
     else:
-        agrees = computed(agree)
+        agrees, _ = computed(agree)
     matching = (link for link, agree in zip(links, agrees, strict=True) if agree)
     return next(map(Mixture, matching), AnyDensity())
 

@@ -151,12 +151,12 @@ def compiled(function: Callable, *args: Any, once: bool = False) -> Any:
     return (_once if once else _often)(program, constants, *args)
 
 
-def computed(function: Callable[[], Any]) -> Any:
+def computed(function: Callable[[], Any]) -> tuple[Any, bool]:
     """Compute ``function()`` in one compilation. The result is concrete even where data are traced,
-    for which arbitrary arrays stand in."""
+    for which arbitrary arrays stand in; return also whether none are."""
     program, constants = trace_program(function)
     with outside_transformations():
-        return _once(program, stand_ins(constants))
+        return _once(program, stand_ins(constants)), are_concrete(constants)
 
 
 def _plain(constant: Any) -> Any:
