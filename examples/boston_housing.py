@@ -40,7 +40,7 @@ SLAB_SCALE = 1.0  # sigma_w
 
 NUM_STARTS = 300
 MAX_SWEEPS = 1000
-TOLERANCE = 1e-8  # nats
+TOLERANCE = 2e-11  # nats per observation
 SVI_STEPS = 20_000
 PARTICLES = 16
 LEARNING_RATE = 0.03  # the best of 0.01, 0.03 and 0.1

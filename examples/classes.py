@@ -129,7 +129,7 @@ def discrete_hmc_gibbs(table: Table, num_draws: int) -> Chains:
 def cavi(table: Table) -> tuple[nss.CAVI, CAVIRunResult]:
     svi = nss.CAVI(model, nss.PairedGuide(model))
     data = jnp.asarray(table.X), jnp.asarray(table.y)
-    return svi, svi.run(random.key(0), 300, *data, tol=1e-6, progress_bar=False)
+    return svi, svi.run(random.key(0), 300, *data, progress_bar=False)
 
 
 def lasso(table: Table) -> LogisticRegression:

@@ -63,7 +63,7 @@ def fit(svi: nss.CAVI, num_steps: int, folder: Path, minutes: float, *args: Any)
                     state, done = result.state, done + len(result.losses)
                     bar.update(len(result.losses))
                     bar.set_postfix_str(f"bound: {-result.losses[-1]:.1f}")
-                    # `run` returns what it has, if it has some steps
+                    # `run` returns what it has, if it has some steps, and stops if it has settled
                     interrupted = len(result.losses) < size
                 except KeyboardInterrupt:
                     interrupted = True

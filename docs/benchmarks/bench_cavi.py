@@ -48,7 +48,7 @@ def main() -> None:
         svi = nss.CAVI(model, guide, temperature=temperature)
 
         def fit(svi=svi, guide=guide):
-            result = svi.run(random.key(0), 300, X, y, tol=1e-3, progress_bar=False)
+            result = svi.run(random.key(0), 300, X, y, progress_bar=False)
             return guide.posterior_mean(result.params)["w"]
 
         report(name, best_time(fit, repeats=2), np.asarray(fit()))

@@ -122,7 +122,7 @@ def fits(num_rounds=3):
         model = model_of(likelihood, NUM_ACTIVE / X.shape[1])
         cavi = nss.CAVI(model, nss.PairedGuide(model))
         data = jnp.asarray(X), jnp.asarray(response)
-        runs[name] = partial(cavi.run, random.key(0), 300, *data, tol=1e-3, progress_bar=False)
+        runs[name] = partial(cavi.run, random.key(0), 300, *data, progress_bar=False)
         runs[name]()
     times = {name: [] for name in runs}
     for _ in range(num_rounds):

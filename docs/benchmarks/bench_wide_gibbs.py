@@ -74,7 +74,8 @@ def main():
     kernel, args = nss.PairedGibbs(model), (X, y)
 
     @jax.jit
-    def run(state, number):
+    def run(state, number, args):
+        # arrays that are no arguments would be copied into the compiled code, again and again
         def step(_, carry):
             state, *totals = carry
             state = kernel.sample(state, args, {})
@@ -89,10 +90,10 @@ def main():
     number = options.steps - options.steps // 4
     for k, start in enumerate(list(starts(X, which))[: options.chains]):
         state = kernel.init(random.key(k), 0, start, args, {})
-        jax.block_until_ready(run(state, 0))
+        jax.block_until_ready(run(state, 0, args))
         begin = time.process_time()
-        state, *_ = run(state, options.steps // 4)
-        _, *totals = jax.block_until_ready(run(state, number))
+        state, *_ = run(state, options.steps // 4, args)
+        _, *totals = jax.block_until_ready(run(state, number, args))
         seconds.append(time.process_time() - begin)
         for x, total in zip((means, spikes), totals, strict=True):
             x.append(np.asarray(total) / number)

@@ -32,7 +32,7 @@ MAX_ROUNDING = 0.05
 class CollapsedRegression(NamedTuple):
     """Whitened regression on P features.
 
-    - **gram** - their products with each other, or `None`.
+    - **gram** - products of the rows of their design, without those inside, or `None`.
     - **windows** - numbers of the windows that swaps stay in, or `None` if there is only one.
     """
 
@@ -45,7 +45,7 @@ class CollapsedRegression(NamedTuple):
 
     def times(self, x: Float[Array, "N *K"]) -> Float[Array, "P *K"]:
         """Compute the products of all features with some vectors."""
-        return (self.design.features @ x)[: self.prior.log_odds.size]
+        return self.design.times(x)[: self.prior.log_odds.size]
 
     @property
     def scale(self) -> Float[Array, " P"]:
@@ -64,9 +64,13 @@ class CollapsedRegression(NamedTuple):
 
     def products(self, index: Int[Array, "*K"]) -> Float[Array, "*K P"]:
         """Compute the products of some features with all, in these units."""
-        # a vector times the transposed rows takes ten times as long
-        rows = self.design.features[index]
-        products = self.times(rows.T).T if self.gram is None else self.gram[index]
+        if self.gram is None:
+            # a vector times the transposed rows takes ten times as long
+            products = self.times(self.design.taken(index).T).T
+        else:
+            products = self.gram[index]
+            for x in self.design.parts[1:]:
+                products += x[index] @ x[: self.scale.size].T
         return self.scale[index][..., None] * products * self.scale
 
     def pair_logits(self, weights: Float[Array, " P"]) -> Float[Array, " P"]:
@@ -185,7 +189,7 @@ def include(
 ) -> ActiveSet:
     """Make the active set of some spikes, chunk by chunk, from linear terms and squares."""
     size, chunk, counts = spikes.size, min(CHUNK, capacity), jnp.cumsum(spikes)
-    slots = jnp.sum(counts < 1 + jnp.arange(capacity)[:, None], axis=1)
+    slots = jnp.searchsorted(counts, 1 + jnp.arange(capacity)).astype(int)
     rows = jnp.zeros((capacity, size + capacity + 1), start[0].dtype)
 
     def turn(i, active):
@@ -204,7 +208,12 @@ def _include_chunk(
     products = jnp.where(filled[:, None], problem.products(jnp.minimum(new, size - 1)), 0)
     slots = start + jnp.arange(new.size)
     here = filled[:, None] & (slots[:, None] == jnp.arange(active.slots.size))
-    explained = entries_of(active.products, new).T @ active.rows
+    # the first are regressed on nothing
+    explained = lax.cond(
+        start > 0,
+        lambda: entries_of(active.products, new).T @ active.rows,
+        lambda: jnp.zeros_like(active.rows[: new.size]),
+    )
     change = _unexplained(products, here, explained, entries_of(active.linear, new))
     one = jnp.eye(new.size, dtype=change.dtype)
     # long triangular solves are slow, and the inverse is safe, since all precisions are at least 1

@@ -43,7 +43,7 @@ from numpyro_spikeslab.algebra.active_set import (
 from numpyro_spikeslab.algebra.heredity import AnyPrior
 from numpyro_spikeslab.algebra.pairs import Prior
 from numpyro_spikeslab.algebra.search import choose
-from numpyro_spikeslab.algebra.variates import index, logistic, normal, uniform
+from numpyro_spikeslab.algebra.variates import index, normal, uniform
 from numpyro_spikeslab.support.precision import within_single
 
 # Most included weights for flips and swaps.
@@ -53,10 +53,16 @@ MAX_CAPACITY = 64
 LEAST_SWAPS = 8
 
 
-class Numbers(NamedTuple):
-    """Random numbers of a sweep of single pairs, then of flips and S swaps among K slots.
+def num_slots(size: int, capacity: int | None = None) -> int:
+    """Return the number of slots, which whole chunks fill: by default for a quarter of the weights
+    within bounds, since empty slots cost time."""
+    capacity = min(capacity or min(MAX_CAPACITY, max(MAX_CAPACITY // 2, size // 4)), size)
+    return capacity + -capacity % min(CHUNK, capacity)
 
-    - **pairs** - logistic and normal numbers of the pairs.
+
+class Numbers(NamedTuple):
+    """Random numbers of flips and S swaps among K slots.
+
     - **flips** - uniform numbers of the flips.
     - **down** - whether swaps come first, and flips go down.
     - **order** - uniform numbers in the order of the swaps.
@@ -64,7 +70,6 @@ class Numbers(NamedTuple):
     - **slabs** - normal numbers.
     """
 
-    pairs: tuple[Float[Array, " P"], Float[Array, " P"]]
     flips: Float[Array, " P"]
     down: Bool[Array, ""]
     order: Float[Array, " K"]
@@ -81,20 +86,17 @@ class Numbers(NamedTuple):
     ) -> "Numbers":
         """Draw all numbers in one call, since each call takes as long as a dozen flips.
 
-        :param capacity: number of slots K, rounded up to whole chunks; by default a quarter of the
-            weights within bounds, since empty slots cost time.
+        :param capacity: number of slots K, by default that of :func:`num_slots`.
         :param num_swaps: number of swaps S; by default more where a sweep of flips takes long.
         """
         size = weights.size
-        capacity = min(capacity or min(MAX_CAPACITY, max(MAX_CAPACITY // 2, size // 4)), size)
-        capacity += -capacity % min(CHUNK, capacity)
+        capacity = num_slots(size, capacity)
         num_swaps = num_swaps or min(32, max(LEAST_SWAPS, size // 128))
-        ends = np.cumsum([size, 2 * size, 1, size, capacity])
+        ends = np.cumsum([size, 1, size, capacity])
         numbers = uniform(key, (int(ends[-1]) + num_swaps,), weights.dtype)
-        spikes, slabs, coin, *others = jnp.split(numbers, ends)
-        pair_slabs, slabs = normal(slabs.reshape(2, size))
+        slabs, coin, *others = jnp.split(numbers, ends)
         flips, order, places = ((1 + x) / 2 for x in others)
-        return cls((logistic(spikes), pair_slabs), flips, coin[0] > 0, order, places, slabs)
+        return cls(flips, coin[0] > 0, order, places, normal(slabs))
 
     def flipping(self, which: Bool[Array, " P"] | Bool[np.ndarray, " P"]) -> "Numbers":
         """Let flips visit only some weights: no odds reach the numbers of the others."""

@@ -10,7 +10,7 @@ sweep visits each pair given all others and puts its expectation back (paired me
 from functools import partial
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
 import jax
 from jax import lax, nn
@@ -254,27 +254,51 @@ class Design(NamedTuple):
 
     - **rows** - features as rows, each observation scaled by its relative precision's square root.
     - **gram** - inner products of the features of a block; `None` if a sweep is to make them.
+    - **inside** - C more observations behind those of the rows, which change alone, or `None`.
     """
 
-    rows: Float[Array, "K B N"]
-    gram: Float[Array, "K B B"] | None
+    rows: Float[Array, "*K B N"]
+    gram: Float[Array, "*K B B"] | None
+    inside: Float[Array, "*K B C"] | None = None
 
     @property
-    def features(self) -> Float[Array, "R N"]:
-        """All rows, with those that pad the last block; to cut these off would be a copy."""
-        return self.rows.reshape(-1, self.rows.shape[-1])
+    def parts(self) -> list[Float[Array, "R _"]]:
+        """The rows, and those inside, with rows that pad the last block; without would be copies.
+        To join both is a copy, too."""
+        parts = [self.rows] if self.inside is None else [self.rows, self.inside]
+        return [x.reshape(-1, x.shape[-1]) for x in parts]
+
+    @property
+    def features(self) -> Float[Array, "R NC"]:
+        """All rows, joined with those inside."""
+        return jnp.concatenate(self.parts, axis=-1)
+
+    def taken(self, index: Int[Array, "*I"]) -> Float[Array, "*I NC"]:
+        """Take some features, zeros where there are none."""
+        return jnp.concatenate(
+            [x.at[index].get(mode="fill", fill_value=0) for x in self.parts], axis=-1
+        )
+
+    def times(self, x: Float[Array, "NC *X"]) -> Float[Array, "R *X"]:
+        """Compute the products of all features with some vectors."""
+        N, (rows, *inside) = self.rows.shape[-1], self.parts
+        return rows @ x[:N] + inside[0] @ x[N:] if inside else rows @ x
+
+    def combined(self, weights: Float[Array, " R"]) -> Float[Array, " NC"]:
+        """Compute the sum of all features times weights."""
+        return jnp.concatenate([weights @ x for x in self.parts])
 
     @property
     def blocks(self) -> "Design":
         return self
 
-    def of(self, block: "Design", weights: Any, residual: Float[Array, " N"]) -> Any:
-        rows, gram = block
-        if gram is None:
+    def of(self, block: "Design", weights: Any, residual: Float[Array, " NC"]) -> Any:
+        if block.gram is None:
+            rows = block.features
             products = rows @ rows.T, rows @ residual, jnp.sum(rows**2, axis=1)
         else:
-            products = gram, rows @ residual, jnp.diagonal(gram)
-        return products, lambda change: residual - change @ rows
+            products = block.gram, block.times(residual), jnp.diagonal(block.gram)
+        return products, lambda change: residual - block.combined(change)
 
 
 class ChangingDesign(NamedTuple):
@@ -330,7 +354,10 @@ def block_design(
     """
     if whitening is not None:
         rows = rows * whitening[None, :]
-    rows = in_parts(rows, *parts_of(len(rows), block_size))
+    size = parts_of(len(rows), block_size)[1]
+    # nothing is copied if no block has to be filled up
+    size = next((x for x in range(size, size // 2, -1) if len(rows) % x == 0), size)
+    rows = in_parts(rows, -(-len(rows) // size), size)
     return Design(rows, jnp.einsum("kbn,kcn->kbc", rows, rows) if products else None)
 
 
@@ -341,20 +368,20 @@ def feature_rows(design: Design, size: int) -> Float[Array, "P N"]:
 
 def predictor(design: Design, weights: Float[Array, " P"]) -> Float[Array, " N"]:
     """Compute the whitened ``D w``; of many weights from those that are not zero, if few are."""
-    rows = design.features
+    size = design.rows.shape[0] * design.rows.shape[1]
+    everything = pad(weights, size)
     if len(weights) <= MAX_ALL:
-        return pad(weights, len(rows)) @ rows
-    places = jnp.nonzero(weights, size=MAX_NONZERO, fill_value=len(rows))[0]
-    some = tuple(x.at[places].get(mode="fill", fill_value=0) for x in (weights, rows))
-    everything = pad(weights, len(rows)), rows
+        return design.combined(everything)
+    places = jnp.nonzero(weights, size=MAX_NONZERO, fill_value=size)[0]
+    some = weights.at[places].get(mode="fill", fill_value=0), design.taken(places)
     is_sparse = jnp.count_nonzero(weights) <= MAX_NONZERO
-    return lax.cond(is_sparse, lambda: some[0] @ some[1], lambda: everything[0] @ everything[1])
+    return lax.cond(is_sparse, lambda: some[0] @ some[1], lambda: design.combined(everything))
 
 
 def feature_squares(design: Design, size: int) -> Float[Array, " P"]:
     """Compute the inner product of each whitened feature with itself."""
     if design.gram is None:
-        return jnp.sum(design.rows**2, axis=2).reshape(-1)[:size]
+        return jnp.sum(jnp.stack([jnp.sum(x[:size] ** 2, axis=1) for x in design.parts]), axis=0)
     return jnp.diagonal(design.gram, axis1=1, axis2=2).reshape(-1)[:size]
 
 

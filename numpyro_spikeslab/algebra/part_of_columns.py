@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.active_set import CollapsedRegression, posterior_odds
 from numpyro_spikeslab.algebra.flips import Numbers, Sweeps, sweep_in
-from numpyro_spikeslab.algebra.pairs import Prior, predictor, split_along
+from numpyro_spikeslab.algebra.pairs import Design, Prior, predictor, split_along
 
 # Columns of a window, and windows that flips visit.
 WINDOW = 64
@@ -105,7 +105,7 @@ def sweep_some(
 
         others = (spikes * slabs).at[columns].set(0, mode="drop")
         part = problem._replace(
-            design=problem.design._replace(rows=take(problem.design.features)[None], gram=None),
+            design=Design(problem.design.taken(columns)[None], None),
             gram=None,
             target=problem.target - predictor(problem.design, others),
             prior=Prior(take(prior.log_odds, -jnp.inf), take(prior.variance, 1)),

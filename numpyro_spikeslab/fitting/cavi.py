@@ -46,6 +46,8 @@ from numpyro_spikeslab.support.precision import full_precision
 
 # Improvements of the free sites beside latent functions, before a fit of functions starts.
 NUM_IMPROVEMENTS = 10
+# Nats per observation. Plateaus that a fit leaves again have steps of 7e-7 and more.
+TOLERANCE = 1e-7
 # Options of SVI that change nothing: updates are stable, and there is nothing to differentiate.
 WITHOUT_EFFECT = ("stable_update", "forward_mode_differentiation")
 
@@ -295,7 +297,7 @@ class CAVI(SVI):
         progress_bar: bool = True,
         init_state: SVIState | None = None,
         init_params: dict[str, Any] | None = None,
-        tol: float | None = None,
+        tol: float | None = TOLERANCE,
         **kwargs: Any,
     ) -> CAVIRunResult:
         """Run at most ``num_steps`` steps. Ctrl-C ends the run with a warning and its last state.
@@ -304,8 +306,10 @@ class CAVI(SVI):
         :param init_state: state of a run of the same data, to go on from. For other data give
             ``init_params=result.params``.
         :param init_params: values of some parameters, instead of the guide's start.
-        :param tol: stop when a step at temperature 1 changes the bound by at most ``tol`` nats;
-            with latent functions, once no move is accepted any more.
+        :param tol: stop when a step at temperature 1 changes the bound by at most ``tol`` nats per
+            observation that is not masked; with latent functions, once no move is accepted any
+            more. The default is 1e-7, so 10,000 more steps, if none gains more, would raise the
+            bound by at most 1e-3 nats per observation. `None` takes all steps.
         :param kwargs: keyword arguments of the model. The options ``stable_update`` and
             ``forward_mode_differentiation`` of SVI have no effect, here and in ``update``.
         :return: the result of the start with the best bound.
@@ -319,7 +323,8 @@ class CAVI(SVI):
         posterior = self._posterior(call, state)
         one = self.plain or init_state or init_params
         number = self.num_restarts or (1 if one else call.engine.features.num_starts)
-        plan = Plan(number, int(num_steps), -1.0 if tol is None else tol)
+        threshold = -1.0 if tol is None else tol * call.reading.num_counted
+        plan = Plan(number, int(num_steps), threshold)
         progress, starts = begin(call.engine, posterior, state.optim_state[0]), None
         rng_key, key_starts, _ = random.split(state.rng_key, 3)
         if are_concrete((call.engine, progress)):

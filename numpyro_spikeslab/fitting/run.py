@@ -66,8 +66,8 @@ class CAVIRunResult(NamedTuple):
 
     - **params** - the fitted parameters.
     - **state** - the last state.
-    - **losses** - the exact negative evidence lower bound after each step. Within ``jit`` or
-      ``vmap`` the last one fills the steps that ``tol`` saved.
+    - **losses** - the exact negative evidence lower bound after each step, as many as were taken.
+      Within ``jit`` or ``vmap`` the last one fills the steps that ``tol`` saved.
     - **converged** - whether the run stopped by ``tol``; `None` if there was no ``tol``.
     - **restarts** - the bound of each start, at the end or, with latent functions, where they were
       compared; `None` for a single start, and within ``jit`` or ``vmap``.

@@ -65,7 +65,8 @@ def effects_of(reading: Reading, posterior: Posterior) -> Effects:
         sites, block = form.coefficient_sites(form.coefficients), Design(design[None], None)
         covariates = reading.covariates_at(values, form.coefficients)
         without = columns_without(covariates, at, values, sites, block, None)
-        design, residual = without.design.rows[0], without.residual
+        assert isinstance(without.design, Design)
+        design, residual = without.design.features, without.residual
     design, residual = design / noise, residual / noise
     squares = jnp.sum(design**2, axis=1)
     pairs = coordinates(squares, 1.0, Prior(at.prior.log_odds[0], at.prior.variance[0]))

@@ -38,7 +38,7 @@ def check_verdict(user: str, problem: Problem, verdict: Verdict) -> None:
     form = problem.form
     site, names = form.response, [pair.name for pair in form.pairs]
     shape = problem.observations(problem.program.shapes).value.shape
-    if not verdict.any_counted:
+    if not verdict.num_counted:
         got = "no observations that are not masked"
         raise bad(f"{user}: {site!r}", got, "one or more")
     if not verdict.proper:

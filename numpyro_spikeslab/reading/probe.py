@@ -24,7 +24,7 @@ from numpyro_spikeslab.reading.roles import NoiseRole, Role
 class Verdict(NamedTuple):
     """Verdicts on a form, as numbers on the host.
 
-    - **any_counted** - whether any observation counts.
+    - **num_counted** - how many observations count.
     - **bad_values**, **bad_offsets**, **bad_design** - how many observations, locations or rows of
       the design are not finite, and the position of the first.
     - **bad_support** - likewise, of observations outside of the support of their distribution.
@@ -38,7 +38,7 @@ class Verdict(NamedTuple):
     - **noise_of_tasks** - whether each entry of a table takes the noise of its task from a site.
     """
 
-    any_counted: Any
+    num_counted: Any
     bad_values: tuple[Any, Any]
     bad_offsets: tuple[Any, Any]
     bad_design: tuple[Any, Any]
@@ -108,7 +108,7 @@ def find_verdict(
         return jnp.sum(is_bad), jnp.argmax(is_bad)
 
     verdict = Verdict(
-        any_counted=jnp.any(counted),
+        num_counted=jnp.sum(counted),
         bad_values=bad(jnp.isfinite(parts.value)),
         bad_offsets=bad(jnp.isfinite(jnp.broadcast_to(parts.predictor, shape))),
         bad_design=bad(jnp.isfinite(change)),

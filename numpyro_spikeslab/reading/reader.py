@@ -69,6 +69,7 @@ class Reading:
     - **params** - start values of the model's params; unlike generic ones they may be traced.
     - **layout** - of the observations: a table, or entries of one.
     - **block_size** - columns per block of the design.
+    - **num_counted** - observations that are not masked; all of them where masks are traced.
     """
 
     problem: Problem
@@ -79,6 +80,7 @@ class Reading:
     params: dict[str, Any]
     layout: Observations
     block_size: int
+    num_counted: int
 
     @property
     def form(self) -> Form:
@@ -225,9 +227,14 @@ MAX_GRAM = 1024
 """Above as many columns, their products take more memory than they save time."""
 
 _view = jax.jit(view)
-_rows = jax.jit(dense_rows)
 _shared = jax.jit(shared_rows)
 _covariates = jax.jit(covariate_rows)
+
+
+@jax.jit
+def _rows(problem, values):
+    # else XLA transposes traced data in each turn of a loop
+    return jax.lax.optimization_barrier(dense_rows(problem, values))
 
 
 @partial(jax.jit, static_argnums=2)
@@ -308,7 +315,7 @@ class Reader:
             Problem(form, proof.program, constants, proof.density)
             for form in candidates(proof, sites, self.joint)
         ]
-        problem, values, entries, where = self._judge(forms, trace)
+        problem, num_counted, (values, entries, where) = self._judge(forms, trace)
         form, functions = problem.form, None
         layout: Observations = Grid(form.table)
         if where is not None:
@@ -334,10 +341,12 @@ class Reader:
             jax.tree.map(jnp.asarray, params),
             layout,
             block_size=form.size if self.joint else BLOCK_SIZE,
+            num_counted=num_counted,
         )
 
     def _judge(self, forms: list[Problem], trace: ModelTrace) -> Any:
-        """Return the first form that fits, as far as the probe confirms it, and its arrays."""
+        """Return the first form that fits, as far as the probe confirms it, how many observations
+        count, and the other arrays of the probe."""
         generic, starts = trace.generic, trace.generic_constants
         for problem in forms:
             form, constants = problem.form, problem.constants
@@ -352,7 +361,7 @@ class Reader:
                 verdict = only_known(verdict, problem, generic, starts, along)
             if verdict.fits:
                 form = settle(form, forms[-1].form, verdict)
-                return replace(problem, form=form), *arrays
+                return replace(problem, form=form), int(verdict.num_counted), arrays
         raise AssertionError("a plain design fits")
 
 

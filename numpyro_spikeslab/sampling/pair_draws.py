@@ -4,14 +4,14 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 import jax
 from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import flips
-from numpyro_spikeslab.algebra.active_set import CollapsedRegression
+from numpyro_spikeslab.algebra.active_set import CollapsedRegression, is_precise
 from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.coefficients import basis_of, split, whitened
 from numpyro_spikeslab.algebra.pairs import (
@@ -19,7 +19,6 @@ from numpyro_spikeslab.algebra.pairs import (
     Draw,
     Draws,
     Prior,
-    feature_rows,
     predictor,
 )
 from numpyro_spikeslab.algebra.part_of_columns import hot_columns, sweep_some
@@ -41,6 +40,10 @@ DrawCoefficients = Callable[[Array, Array], tuple[dict[str, Any], Float[Array, "
 """``(key, weights) ->`` draws of the coefficients, and each task's sum of squared residuals."""
 
 
+LEAST_SHARE, FADING = 1 / 8, 0.98
+"""Least share of steps with a sweep of single pairs, and what the share falls by in each step."""
+
+
 class PairDraws(NamedTuple):
     """Draws of the pairs, and of the coefficients given these.
 
@@ -54,11 +57,45 @@ class PairDraws(NamedTuple):
     squares: Float[Array, " Q"]
 
 
+class ShareOfSingles(NamedTuple):
+    """The share of steps in which a sweep of single pairs comes before flips and swaps.
+
+    It costs more than these and adds little, except where more weights are included than they have
+    slots for: there only single pairs move, so the share is 1. The warm-up learns it. Later it
+    stays, since a choice that depends on the spikes would change the posterior.
+
+    - **left** - how many steps of the warm-up are left.
+    - **share** - of the next steps; 1 without a warm-up.
+    """
+
+    left: Int[Array, ""]
+    share: Float[Array, ""]
+
+    @classmethod
+    def begin(cls, num_warmup: Any) -> "ShareOfSingles":
+        """Return the share before a warm-up."""
+        share = jnp.where(jnp.asarray(num_warmup) > 0, LEAST_SHARE, 1.0)
+        return cls(jnp.asarray(num_warmup, int), share.astype(float))
+
+    def at(self, spikes: Float[Array, "1 P"]) -> "ShareOfSingles":
+        """Return the share for the step from these spikes."""
+        is_crowded = jnp.sum(spikes) > flips.num_slots(spikes.size)
+        learnt = jnp.where(is_crowded, 1.0, jnp.maximum(LEAST_SHARE, FADING * self.share))
+        share = jnp.where(self.left > 0, learnt, self.share)
+        return ShareOfSingles(jnp.maximum(self.left - 1, 0), share)
+
+
+def has_share(form: Form) -> bool:
+    """Whether flips and swaps visit all pairs, so that few steps need single pairs, too."""
+    visits_all = form.is_design and bool(form.sets.alone.all()) and not visits_part(form)
+    return visits_all and form.size > 1
+
+
 def draw_pairs(
     keys: tuple[Array, Array],
     now: Current,
     moves: bool,
-    single: bool = True,
+    single: bool | Bool[Array, ""] = True,
     gram: Float[Array, "P P"] | None = None,
     sweeps: flips.Sweeps = flips.Sweeps.AS_PROGRAM,
 ) -> PairDraws:
@@ -66,8 +103,8 @@ def draw_pairs(
 
     :param keys: for the pairs and for the coefficients.
     :param moves: whether columns of a design may trade places, with all slabs integrated out.
-    :param single: whether these moves come after a sweep of single pairs. Without it the draw is
-        reversible.
+    :param single: whether these moves come after a sweep of single pairs, known or drawn; see
+        :class:`ShareOfSingles`. Without it the draw is reversible.
     :param gram: :func:`gram_at` here, by default of a constant design.
     :param sweeps: the precision of these moves.
     """
@@ -120,7 +157,7 @@ def hot_at(now: Current) -> Int[Array, " H"]:
 
 
 def _draw_columns(
-    key: Array, now: Current, moves: bool, single: bool, gram: Any, sweeps: flips.Sweeps
+    key: Array, now: Current, moves: bool, single: Any, gram: Any, sweeps: flips.Sweeps
 ) -> tuple[Draws, DrawCoefficients]:
     """Draw the pairs of a design with the kernel's coefficients integrated out.
 
@@ -142,18 +179,25 @@ def _draw_columns(
         # integrated out, for given them a column that is far from centred hardly ever gets in
         columns = columns_without(now.covariates, at, now.values, sites, design, reading.split)
         design, target = columns.design, columns.residual
-        if gram is not None:
-            span = feature_rows(design, current.size)[:, at.Y.shape[0] :]
-            gram = gram + span @ span.T
-
     prior = reading.form.pairs[0].prior(Prior(*(x[0] for x in at.prior)))
-    numbers = flips.Numbers.draw(key, current) if moves and sets.alone.sum() > 1 else None
-    noise = logistic_and_normal(key, current) if numbers is None else numbers.pairs
     drawn = Draws.of(*(x[0] for x in now.weights()))
     problem = CollapsedRegression(design, gram, target, 1 / at.sigma2[0], prior)
-    if single:
+    numbers, key_singles = None, key
+    if moves and sets.alone.sum() > 1:
+        key, key_singles = random.split(key)
+        numbers = flips.Numbers.draw(key, current)
+
+    def of_singles():
+        noise = logistic_and_normal(key_singles, current)
         residual = target - predictor(design, current)
-        drawn = gibbs_sweep(sets, noise, design, residual, current, problem.precision, prior)
+        return gibbs_sweep(sets, noise, design, residual, current, problem.precision, prior)
+
+    if isinstance(single, bool):
+        drawn = of_singles() if single else drawn
+    else:
+        # the choice may depend on all but spikes and slabs
+        single |= ~is_precise(problem.linear, problem.squares)
+        drawn = jax.lax.cond(single, of_singles, lambda: drawn)
     if numbers is not None:
         drawn = _moved((part, sets, sweeps), numbers, problem, drawn)
 

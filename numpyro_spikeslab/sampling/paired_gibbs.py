@@ -19,7 +19,13 @@ from numpyro_spikeslab.sampling.current import Current
 from numpyro_spikeslab.sampling.density_step import AdaptState, draw_with_density
 from numpyro_spikeslab.sampling.kernel import BlockKernel, start_inclusion
 from numpyro_spikeslab.sampling.noise_draws import draw_noise
-from numpyro_spikeslab.sampling.pair_draws import draw_pairs, hot_at, visits_part
+from numpyro_spikeslab.sampling.pair_draws import (
+    ShareOfSingles,
+    draw_pairs,
+    has_share,
+    hot_at,
+    visits_part,
+)
 
 
 class PairedGibbsState(NamedTuple):
@@ -38,6 +44,8 @@ class PairedGibbsState(NamedTuple):
     - **sweeps** - the precision of moves that integrate the slabs out. It has no arrays.
     - **hot** - with more than 10,000 columns, the numbers of those that all steps try, chosen from
       the data before the chain; `None` if steps try all.
+    - **singles** - the share of steps in which single pairs come before flips and swaps, under a
+      Normal likelihood; `None` if they come in all.
     """
 
     z: dict[str, Any]
@@ -46,6 +54,7 @@ class PairedGibbsState(NamedTuple):
     adapt_state: AdaptState | None = None
     sweeps: Sweeps = Sweeps.AS_PROGRAM
     hot: Array | None = None
+    singles: ShareOfSingles | None = None
 
 
 class PairedGibbs(BlockKernel):
@@ -60,12 +69,14 @@ class PairedGibbs(BlockKernel):
 
     The observations may have any distribution of single numbers whose density depends on the
     weights through a predictor that is affine in them, such as ``Poisson(exp(X @ w))``, or a
-    MultivariateNormal one. Under a Normal likelihood nothing is tuned. For all others the warm-up
-    learns a Gaussian that proposes the draws; without 100 steps of warm-up or more, steps are the
-    slower ones that need no Gaussian. All are exact. See the page on other likelihoods.
+    MultivariateNormal one. Under a Normal likelihood the warm-up learns only how often
+    pairs are drawn one by one. For all others it learns a Gaussian that proposes the draws; without
+    100 steps of warm-up or more, steps are the slower ones that need no Gaussian. All are exact.
+    See the page on other likelihoods.
 
     Pairs drawn one by one rarely exchange correlated columns. So a step continues with flips of
-    spikes, and swaps of included columns for others, that integrate all slabs out. They are exact,
+    spikes, and swaps of included columns for others, that integrate all slabs out. Most steps have
+    these alone. They are exact,
     too. They are omitted if more than a quarter of the weights are included, but 32 at least and 64
     at most. Weights that share a spike (``groups`` of :func:`~numpyro_spikeslab.spike_slab`) are
     flipped together, given all other weights, and have no swaps. With more than 10,000 columns most
@@ -142,22 +153,27 @@ class PairedGibbs(BlockKernel):
             start = partial(compiled, begin, once=not has_hot) if is_known else begin
             adapt_state, hot = start(values, z)
         sweeps = reading.sweeps if self._collapsed else Sweeps.AS_PROGRAM
-        return PairedGibbsState(z, start_inclusion(z), rng_key, adapt_state, sweeps, hot)
+        learns_share = self._collapsed and adapt_state is None and has_share(form)
+        singles = ShareOfSingles.begin(num_warmup) if learns_share else None
+        return PairedGibbsState(z, start_inclusion(z), rng_key, adapt_state, sweeps, hot, singles)
 
     def _check(self, reading: Reading, state: Any) -> None:
         if state.adapt_state is not None:
             state.adapt_state.check(reading.form, self._user)
 
     def _step(self, reading: Reading, values: dict[str, Any], state: Any) -> PairedGibbsState:
-        rng_key, key, key_others, key_noise = random.split(state.rng_key, 4)
+        rng_key, key, key_others, key_noise, key_singles = random.split(state.rng_key, 5)
         key_coefficients, *keys = random.split(key_others, 3)
-        form, adapt_state = reading.form, state.adapt_state
+        form, adapt_state, singles, single = reading.form, state.adapt_state, state.singles, True
         now = Current.of(reading, values, state.z, state.hot)
         if adapt_state is None:
             if self._collapsed:
                 now = draw_noise(key_noise, now, state.sweeps)
+            if singles is not None:
+                singles = singles.at(now.weights()[0])
+                single = random.uniform(key_singles) < singles.share
             keys_of_pairs = key, key_coefficients
-            drawn = draw_pairs(keys_of_pairs, now, self._collapsed, sweeps=state.sweeps)
+            drawn = draw_pairs(keys_of_pairs, now, self._collapsed, single, sweeps=state.sweeps)
         else:
             drawn, adapt_state = draw_with_density(key, now, adapt_state, self._collapsed)
         new, pairs = drawn.sites, now.weights(drawn.sites)
@@ -169,4 +185,5 @@ class PairedGibbs(BlockKernel):
                 new |= form.split(jnp.ravel(jax.lax.optimization_barrier(slabs)), "{}_slab")
         z = {name: new.get(name, x).astype(x.dtype) for name, x in state.z.items()}
         inclusion = form.split(drawn.inclusion.astype(float), "{}")
-        return PairedGibbsState(z, inclusion, rng_key, adapt_state, state.sweeps, state.hot)
+        new_state = state._replace(z=z, inclusion_probabilities=inclusion, rng_key=rng_key)
+        return new_state._replace(adapt_state=adapt_state, singles=singles)

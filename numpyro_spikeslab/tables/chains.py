@@ -37,7 +37,7 @@ from numpyro_spikeslab.tables.checks import check_key, checked_count
 from numpyro_spikeslab.tables.monte_carlo import PROBABILITIES, monte_carlo_errors
 
 NUM_STEPS, TOLERANCE = 1000, 1e-3
-"""Most steps of the fit, and the rise of the bound at which it stops."""
+"""Most steps of the fit, and the rise of the bound, in nats, at which it stops."""
 
 NUM_FIT_DRAWS = 1000
 """Draws of the fit, or as many as there are chains."""
@@ -207,7 +207,9 @@ def _fit(keys: Any, model: TableModel, table: Table, size: int) -> Fit:
         prior, start = {"inclusion": (one, other)}, {"inclusion_auto_loc": one / (one + other)}
     guide = PairedGuide(model.at(prior))
     svi = CAVI(guide.model, guide)
-    options: dict[str, Any] = {"tol": TOLERANCE, "progress_bar": False, "init_params": start}
+    # all rows count where masks are traced
+    tol = TOLERANCE / columns.shape[1]
+    options: dict[str, Any] = {"tol": tol, "progress_bar": False, "init_params": start}
     result = svi.run(key_fit, NUM_STEPS, columns, **options, **data)
     params = result.params
     draws = guide.sample_posterior(key_draws, params, columns, sample_shape=(size,), **data)

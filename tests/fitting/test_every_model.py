@@ -105,11 +105,13 @@ class Fit:
         with pytest.MonkeyPatch.context() as patch:
             # or else a long run would make moves
             patch.setattr(rounds, "STAGE", 10**9)
-            self.result = self.run(400, self.first)
+            self.result = self.run(400, self.first, tol=None)
+            self.stopped = self.run(400, self.first)
         self.params = self.result.params
 
-    def run(self, num_steps: int, state: Any) -> CAVIRunResult:
-        return self.svi.run(KEY, num_steps, *self.args, init_state=state, progress_bar=False)
+    def run(self, num_steps: int, state: Any, **options: Any) -> CAVIRunResult:
+        options |= {"init_state": state, "progress_bar": False}
+        return self.svi.run(KEY, num_steps, *self.args, **options)
 
     def bound(self, params: dict[str, Any]) -> float:
         state = self.svi.init(KEY, *self.args, init_params=params)
@@ -231,6 +233,15 @@ def test_the_bound_never_falls_at_temperature_one(x64, name):
     assert losses[-1] < losses[0] < -fit.bound(fit.start)
 
 
+@every_model()
+def test_steps_after_the_default_stop_change_nothing(x64, name):
+    fit = fitted(name)
+    number = np.sum(np.isfinite(np.asarray(fit.args[-1], float)))
+    gain = fit.stopped.losses[-1] - fit.result.losses[-1]
+    assert -1e-9 < gain < 1e-3 * number
+    same(fit.stopped.losses, fit.result.losses[: len(fit.stopped.losses)])
+
+
 @every_model(*ENUMERATED, "functions: one function of one task")
 def test_the_bound_never_exceeds_the_log_evidence(x64, name):
     fit = fitted(name)
@@ -301,7 +312,7 @@ ROUNDING = 1e-13
 @every_model()
 def test_updates_and_runs_in_pieces_are_one_run(x64, name):
     fit = fitted(name)
-    whole = fit.run(7, fit.first)
+    whole = fit.run(7, fit.first, tol=None)
     state, loss = fit.svi.update(fit.first, *fit.args)
     same(loss, whole.losses[0], ROUNDING)
     looped, losses = jax.lax.scan(
@@ -309,8 +320,8 @@ def test_updates_and_runs_in_pieces_are_one_run(x64, name):
     )
     same(losses, whole.losses[1:], ROUNDING)
     same(fit.svi.get_params(looped), whole.params, ROUNDING)
-    first = fit.run(3, fit.first)
-    last = fit.run(4, first.state)
+    first = fit.run(3, fit.first, tol=None)
+    last = fit.run(4, first.state, tol=None)
     same(jnp.concatenate([first.losses, last.losses]), whole.losses, ROUNDING)
     same(last.params, whole.params, ROUNDING)
     assert int(last.state.optim_state[0]) == 7

@@ -18,7 +18,7 @@ import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra import active_set, flips, pairs, part_of_columns
-from numpyro_spikeslab.sampling import pair_draws
+from numpyro_spikeslab.sampling import pair_draws, paired_gibbs
 
 SIZE, SIGMA = 7, 0.7
 X = truth.design("correlated", num_obs=14, size=SIZE)
@@ -146,8 +146,12 @@ def exact_inclusion():
     return sums[:SIZE], sums[-1]
 
 
-def test_chains_with_learned_scales_have_the_posterior(monkeypatch):
+@pytest.mark.parametrize("misses", [False, True])
+def test_chains_with_learned_scales_have_the_posterior(misses, monkeypatch):
+    """Also if the hot columns are all but those with effects, which then wait for their windows."""
     make_small(monkeypatch, 2)
+    if misses:
+        monkeypatch.setattr(paired_gibbs, "hot_at", lambda now: jnp.array([0, 3, 5, 6]))
     inclusion, sigma = exact_inclusion()
     args = jnp.asarray(X, jnp.float32), jnp.asarray(Y, jnp.float32)
     mcmc = sampled(nss.PairedGibbs(model), args, 10_000, chain_method="sequential")
