@@ -18,7 +18,7 @@ from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.tables.columns import checked_columns
 from numpyro_spikeslab.tables.formula import formula_table
 
-pytestmark = pytest.mark.filterwarnings("error")
+pytestmark = pytest.mark.filterwarnings("error", "ignore:sparse_regression. the Monte Carlo")
 pytest.importorskip("formulaic")
 
 KEY = random.key(0)

@@ -46,6 +46,11 @@ def test_chains_stop_unless_a_quantity_is_off(changes, worst):
     assert worst is None or errors.idxmax() == worst, errors
 
 
+def test_errors_of_few_draws_are_infinite():
+    draws = {"w": W[:, :3], PROBABILITIES: PROBS[:, :3], "sigma": SIGMA[:, :3]}
+    assert np.isinf(monte_carlo_errors(draws, COLUMNS)).all()
+
+
 def test_the_largest_r_hat_of_many_columns_does_not_count():
     w = np.random.default_rng(0).normal(size=(4, 100, 100))
     assert arviz_stats.rhat(xr.Dataset({"w": (["chain", "draw", "x"], w)}))["w"].max() > 1.02

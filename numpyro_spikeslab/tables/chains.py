@@ -314,9 +314,8 @@ def fit_and_chains(
             " equal ones within a level. Regress whether a response is one of these by "
             "likelihood='logit', and the other rows alone."
         )
-    if not (errors <= 1).all():
-        worst = int(errors.to_numpy().argmax())
-        text = f"the Monte Carlo error of {errors.index[worst]} is {errors.iloc[worst]:.2f} times"
+    if errors.max() > 1:
+        text = f"the Monte Carlo error of {errors.idxmax()} is {errors.max():.2f} times"
         end = f"that at which chains stop, after {joined['w'].shape[1]} draws. Raise num_samples."
         # of the caller, past the decorator
         warnings.warn(f"sparse_regression: {text} {end}", stacklevel=5)
@@ -356,7 +355,7 @@ def _sample(
             errors = monte_carlo_errors(so_far, columns)
             bar.set_postfix(error=f"{errors.max():.2f}", refresh=False)
         bar.update(size)
-        if run.may_stop and (errors <= 1).all():
+        if run.may_stop and errors.max() <= 1:
             break
     # also where chains have stopped, the bar is full
     bar.total = bar.n

@@ -52,4 +52,5 @@ def monte_carlo_errors(draws: dict[str, Any], columns: pd.Series) -> pd.Series:
     names = [f"{of}w[{name}]" for of in ("the inclusion of ", "") for name in included]
     names.append("the number of columns")
     names += [name for name, x in zip(sites, parts[2:], strict=True) for _ in range(x.shape[-1])]
-    return pd.Series(np.concatenate([errors, relative]), names)
+    # those of fewer than four draws are unknown
+    return pd.Series(np.concatenate([errors, relative]), names).fillna(np.inf)
