@@ -310,13 +310,9 @@ def _refuse(reading: Reading) -> None:
     form, what = reading.form, f"{USER}: the model"
     if not are_concrete(reading.problem.constants):
         raise bad(f"{USER}: the data", "tracers, as within jit or vmap", "arrays")
-    unfit = {
-        f"the latent functions {form.functions!r}": form.functions is not None,
-        "entries of a sparse table": form.sparse,
-        "spikes that need others (heredity)": any(pair.heredity is not None for pair in form.pairs),
-    }
-    if found := [name for name, is_there in unfit.items() if is_there]:
-        raise bad(what, found[0], "known features in a dense table, and independent spikes")
+    if form.functions is not None or form.sparse:
+        got = "entries of a sparse table" if form.sparse else "latent functions"
+        raise bad(what, got, "known features and a dense table")
     for name in form.others:
         fn = base_of(reading.trace.sites[name].get("fn"))
         if not isinstance(fn, dist.Distribution) or isinstance(fn, dist.ImproperUniform):

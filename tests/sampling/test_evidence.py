@@ -5,8 +5,10 @@ from collections.abc import Callable
 from itertools import product
 from typing import Any
 
+import arviz_base
 import numpy as np
 import pytest
+from refusals import refusals
 from scipy import optimize, stats
 from scipy.special import expit, logsumexp, softmax
 import truth
@@ -18,7 +20,8 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 
-from numpyro_spikeslab.sampling.evidence import evidence_of
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.algebra.heredity import Heredity
 
 CHAINS, DRAWS = 2, 1000
 
@@ -26,7 +29,7 @@ CHAINS, DRAWS = 2, 1000
 def check(model: Callable, args: tuple, samples: dict[str, Any], exact: float) -> Any:
     """Compare the evidence from draws, whose first axis is cut into chains, with the exact one."""
     shaped = {k: np.reshape(x, (CHAINS, DRAWS, *x.shape[1:])) for k, x in samples.items()}
-    evidence = evidence_of(random.key(1), model, shaped, args, {}, 2000)
+    evidence = nss.log_evidence(random.key(1), model, shaped, *args)
     assert abs(evidence.value - exact) < 4 * evidence.se + 1e-3
     assert evidence.se < 0.05
     assert evidence.lower - 0.1 < exact < evidence.upper + 0.1
@@ -208,3 +211,90 @@ def test_other_likelihoods(name):
     samples = {"w_spike": models[which], "w_slab": drawn}
     evidence = check(model, (jnp.asarray(X), jnp.asarray(y)), samples, logsumexp(logs))
     assert evidence.overlap > 0.9
+
+
+def test_bayes_factors_of_columns_are_those_of_the_table_of_models():
+    case = truth.fixed_case()
+    posterior = truth.enumerate_models(case.regression({}))
+    samples = samples_of(case, posterior)
+    whole = check(case.model, case.args, samples, posterior.log_evidence)
+    X, y = case.args
+    problem = truth.regression(X[:, 1:], y, 0.5, 0.3, 0.8)
+    smaller = truth.enumerate_models(problem)
+    others = samples_of(case._replace(shapes={"w": (3,)}), smaller)
+    without = check(case.model, (X[:, 1:], y), others, smaller.log_evidence)
+    draws = {k: x.reshape(CHAINS, DRAWS, 4) for k, x in samples.items()}
+    draws["w"] = draws["w_spike"] * draws["w_slab"]
+    table = nss.models_table(arviz_base.from_dict({"posterior": draws}), "w", top=16)
+    out = table["probability"][[0 not in members for members in table["members"]]].sum()
+    se = np.hypot(np.hypot(whole.se, without.se), ((1 - out) / out / CHAINS / DRAWS) ** 0.5)
+    assert abs(np.log(0.7) + without.value - whole.value - np.log(out)) < 4 * se
+
+
+def fixed(X, y=None):
+    truth.respond(y, X @ truth.weights(X.shape[1]), 0.5)
+
+
+def beside(name, make):
+    """The model with another site."""
+
+    def model(X, y=None):
+        truth.respond(y, make() + X @ truth.weights(X.shape[1]), 0.5)
+
+    return model, {name: np.zeros((2, 20))}
+
+
+def of_functions(X, y=None):
+    with numpyro.plate("latent", 2):
+        phi = nss.latent_functions("phi", "white", X[:, :1])
+    W = truth.task_weights(2, 2)
+    truth.respond_by_task(y, (W @ phi).T, 0.5)
+
+
+def of_terms(X, y=None):
+    w = nss.spike_slab("w", jnp.full(4, 0.3), heredity=Heredity(((), (0,), (), ()), (0, 1, 0, 0)))
+    truth.respond(y, X @ w, 0.5)
+
+
+PAIRS = {f"w_{part}": np.ones((2, 20, 4)) for part in ("spike", "slab")}
+IMPROPER = dist.ImproperUniform(dist.constraints.real, (), ())
+DATA = truth.design("correlated"), truth.response(truth.design("correlated"))
+REFUSED = {
+    "functions": (of_functions, PAIRS, "got latent functions, expected known features"),
+    "heredity": (of_terms, PAIRS, "heredity: got parents of weights"),
+    "a param": (*beside("b", lambda: numpyro.param("b", 0.0)), "'b': got a param"),
+    "improper": (
+        *beside("b", lambda: numpyro.sample("b", IMPROPER)),
+        "'b': got a param, or an imp",
+    ),
+    "discrete": (
+        *beside("b", lambda: numpyro.sample("b", dist.Poisson(1.0))),
+        "'b': got a discrete site",
+    ),
+    "a missing site": (fixed, {"w_spike": PAIRS["w_spike"]}, r"\['w_slab'\].*shape None"),
+    "no chains": (fixed, {k: x[0] for k, x in PAIRS.items()}, "group_by_chain=True"),
+    "few draws": (fixed, {k: x[:, :5] for k, x in PAIRS.items()}, "5 draws of 2 chains"),
+    "a site that stays": (
+        *beside("b", lambda: numpyro.sample("b", dist.Cauchy())),
+        "a site that stays, or depends on others, expected draws in which all of .'b'. vary",
+    ),
+}
+
+
+def refused(model, samples):
+    y = np.stack([DATA[1]] * 2, axis=1) if model is of_functions else DATA[1]
+    nss.log_evidence(
+        random.key(0), model, PAIRS | samples if "b" in samples else samples, DATA[0], y
+    )
+
+
+test_refusals = refusals(REFUSED, refused)
+
+
+def test_chains_that_disagree_are_warned_of():
+    case = truth.fixed_case()
+    samples = samples_of(case, truth.enumerate_models(case.regression({})))
+    shaped = {k: x.reshape(CHAINS, DRAWS, 4).copy() for k, x in samples.items()}
+    shaped["w_spike"][0, :, 0], shaped["w_spike"][1, :, 0] = 0, 1
+    with pytest.warns(UserWarning, match=r"R-hat is .*, so chains may lack modes.*longer chains"):
+        nss.log_evidence(random.key(0), case.model, shaped, *case.args)
