@@ -99,12 +99,13 @@ def test_draws_in_standard_units_are_those_of_the_chains(likelihood):
     values = xr.DataArray(X.to_numpy(), {"feature": names}, ["row", "feature"])
     units, data = standardise(values, given, columns.always, kind)
     draws = {name: rng.random(shape) for name in ("slab_scale", *kind.sites(1.0))}
-    draws |= {"w_spike": rng.binomial(1, 0.5, (*shape, 3)), "w_slab": rng.normal(size=(*shape, 4))}
-    draws |= {"always": rng.normal(size=(*shape, 1))}
-    draws["w"] = draws["w_slab"] * draws["w_spike"][..., list(columns.groups)]
+    draws |= {"w_spike": rng.binomial(1, 0.5, (*shape, 3)), "always": rng.normal(size=(*shape, 1))}
+    draws["w"] = rng.normal(size=(*shape, 4)) * draws["w_spike"][..., list(columns.groups)]
     draws |= {"intercept": rng.normal(size=shape)} if kind.has_intercept else {}
     sizes = {"w": 4, "w_slab": 4, "w_spike": 3, PROBABILITIES: 4}
-    tree = table_chains._tree(draws | {PROBABILITIES: draws["w"]}, sizes, ["chain", "draw"])
+    given_draws = {k: x.copy() for k, x in draws.items()} | {PROBABILITIES: 0 * draws["w"]}
+    given_draws["w_slab"] = draws["w"].copy()
+    tree = table_chains._tree(given_draws, sizes, ["chain", "draw"])
     dt = convert_to_units(tree, units, columns, rng)
     inclusion = columns.prior(units.x["varies"].values, units.num_rows, None)[2]
     of_rows = {name: ("row", getattr(given, name)) for name in ("weights", "offset", "totals")}
@@ -120,7 +121,7 @@ def test_draws_in_standard_units_are_those_of_the_chains(likelihood):
     numbers = columns.numbers[others]
     labels = np.array(columns.labels)[[1, 3, 4]]
     order = [numbers[list(labels).index(label)] for label in sorted(set(labels))]
-    expected = draws | {"w_slab": draws["w_slab"][..., others]}
+    expected = draws | {"w_slab": draws["w"][..., others]}
     expected["w_spike"] = draws["w_spike"][..., order]
     assert samples.keys() == expected.keys() - {"w"}
     for name, x in samples.items():

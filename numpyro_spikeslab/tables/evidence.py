@@ -109,10 +109,10 @@ def standard_problem(dt: xr.DataTree) -> tuple[Any, dict[str, Any], dict[str, An
         size = dt["summary"].attrs["expected_size"]
         prior = {"inclusion": (1.0, len(first) / size - 1.0)}
     samples = standard_draws(draws, units, kind)
-    w = samples.pop("w") if is_always.any() else None
-    spikes, slabs = (samples[name][..., ~is_always] for name in ("w_spike", "w_slab"))
-    samples |= {"w_spike": spikes[..., first], "w_slab": slabs}
-    if w is not None:
+    # slabs of excluded weights do not matter
+    w, spikes = samples.pop("w"), samples["w_spike"][..., ~is_always]
+    samples |= {"w_spike": spikes[..., first], "w_slab": w[..., ~is_always]}
+    if is_always.any():
         samples["always"] = w[..., is_always]
     model = TableModel(kind, tuple(numbers.tolist()), None).at(prior)
     return lambda X, **data: model(X.T, **data), samples, data, log_unit(units, kind, given)
@@ -125,8 +125,7 @@ def response_of(dt: xr.DataTree) -> Any:
 
 def standard_draws(draws: xr.Dataset, units: Units, kind: ResponseKind) -> dict[str, Any]:
     """Invert :func:`~numpyro_spikeslab.tables.units.convert_to_units`."""
-    scale = units.y_sd / units.x["sd"]
-    new = {"w_spike": draws["w_spike"], "w_slab": draws["w_slab"] / scale, "w": draws["w"] / scale}
+    new = {"w_spike": draws["w_spike"], "w": draws["w"] * units.x["sd"] / units.y_sd}
     new |= {name: draws[name] for name in ("slab_scale", *kind.sites(1.0))}
     if PRIOR in draws:
         new["inclusion"] = draws[PRIOR]
