@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from numpyro_spikeslab.reporting.plot_inclusion import plot_inclusion, plot_weights
     from numpyro_spikeslab.reporting.tables import compare, summary
     from numpyro_spikeslab.tables.estimators import SparseClassifier, SparseRegressor
+    from numpyro_spikeslab.tables.evidence import compare_models, log_evidence
     from numpyro_spikeslab.tables.predict import log_likelihood, predict
     from numpyro_spikeslab.tables.regression import sparse_regression
     from numpyro_spikeslab.tables.statistics import sparse_regression_from_statistics
@@ -45,11 +46,13 @@ __all__ = [
     "align",
     "annealing",
     "compare",
+    "compare_models",
     "credible_sets",
     "datasets",
     "invariants",
     "latent_functions",
     "latent_sites",
+    "log_evidence",
     "log_likelihood",
     "models",
     "models_table",
@@ -78,9 +81,11 @@ _LAZY = {
     "add_variational_stats": "fitting.variational",
     "align": "reporting.align",
     "compare": "reporting.tables",
+    "compare_models": "tables.evidence",
     "credible_sets": "reporting.credible_sets",
     "datasets": "datasets",
     "invariants": "reporting.align",
+    "log_evidence": "tables.evidence",
     "log_likelihood": "tables.predict",
     "models_table": "reporting.models_table",
     "next_measurements": "reporting.next_measurements",

@@ -65,10 +65,10 @@ LEAST, MOST = 0.5, 8
 patterns of 8 columns cost about as much as their products with the data."""
 
 
-def clusters(unit: Float[np.ndarray, "N P"]) -> list[list[int]]:
+def clusters(unit: Float[np.ndarray, "N P"], least: float = LEAST) -> list[list[int]]:
     """Join :func:`unit_columns` by single linkage, closest first, to clusters of 2 to ``MOST``."""
     owner = {m: [m] for m in range(unit.shape[1])}
-    for i, j in _by_correlation(unit):
+    for i, j in _by_correlation(unit, least) if owner else ():
         first, second = owner[i], owner[j]
         if first is not second and len(first) + len(second) <= MOST:
             first += second
@@ -77,12 +77,12 @@ def clusters(unit: Float[np.ndarray, "N P"]) -> list[list[int]]:
     return [list(one) for one in sorted(joined)]
 
 
-def _by_correlation(unit: Float[np.ndarray, "N P"]) -> Iterable[tuple[int, int]]:
-    """List pairs of columns with a correlation above ``LEAST``, the highest first."""
+def _by_correlation(unit: Float[np.ndarray, "N P"], least: float) -> Iterable[tuple[int, int]]:
+    """List pairs of columns with a correlation above ``least``, the highest first."""
     pairs = []
     for part in blocks(unit.shape[1]):
         correlation = np.triu(abs(unit[:, part].T @ unit), part.start + 1)
-        i, j = np.nonzero(correlation > LEAST)
+        i, j = np.nonzero(correlation > least)
         pairs.append((correlation[i, j], part.start + i, j))
     size, first, second = map(np.concatenate, zip(*pairs, strict=True))
     # ties, such as copies, must not depend on rounding

@@ -110,14 +110,18 @@ class Reading:
 
     @from_data
     def supports(self) -> dict[str, Any]:
-        """Supports of free sites and params, `None` for one that depends on other sites."""
-        if not self.form.free:
+        """:meth:`supports_of` the free sites and params."""
+        return self.supports_of(self.form.free)
+
+    def supports_of(self, names: Collection[str]) -> dict[str, Any]:
+        """Return the supports of sites, `None` for one that depends on other sites."""
+        if not names:
             return {}
 
         def supports(values):
             priors = self.problem.run(values, of=lambda run: run.priors | run.constraints)
-            free = {k: x for k, x in priors.items() if k in self.form.free}
-            return {k: getattr(x, "support", x) for k, x in free.items()}
+            chosen = {k: x for k, x in priors.items() if k in names}
+            return {k: getattr(x, "support", x) for k, x in chosen.items()}
 
         def leaves(values):
             return {k: jax.tree.leaves(x) for k, x in supports(values).items()}
