@@ -189,7 +189,6 @@ def log_evidence(a, b):
 
 
 UNBOUNDED = {
-    "a mask": lambda X: dist.Beta(0.5, 0.5).mask(jnp.array(True)),
     "no closed mode": lambda X: dist.Kumaraswamy(0.5, 1.0),
 }
 
