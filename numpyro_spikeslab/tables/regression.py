@@ -59,7 +59,8 @@ def sparse_regression(
     - ``posterior``: draws of ``w`` with ``w_spike``, dimension ``feature``, and of ``intercept``,
       ``slab_scale``, ``prior_inclusion`` (the probability that a column is in, where it is learned)
       and the parameters of the likelihood; all but ``slab_scale`` are in the units of the table and
-      the response;
+      the response. With more than 4,096 columns ``w`` and the probabilities below are in single
+      precision, and a spike is a byte;
     - ``sample_stats``: the Rao-Blackwellised inclusion probabilities of all draws;
     - ``summary``: what :func:`~numpyro_spikeslab.summary` cannot compute again, by ``feature``:
       ``cavi``, the inclusion probability of the fit; ``credible_set``, the number of its 95%
