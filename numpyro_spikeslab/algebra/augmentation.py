@@ -22,7 +22,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float
 
-from jax import nn
 import jax.numpy as jnp
 from jax.scipy.special import gammaln, log_ndtr
 from jax.scipy.stats import norm
@@ -77,8 +76,11 @@ class Logistic(NamedTuple):
     shift: Any = 0.0
 
     def log_density(self, f: Float[Array, "*N"]) -> Float[Array, "*N"]:
+        # one logarithm for both outcomes, and slopes at 0
         f, failures = f + self.shift, self.total - self.y
-        return -self.y * nn.softplus(-f) - failures * nn.softplus(f)
+        falls = f < 0
+        down = jnp.where(falls, f, -f)
+        return jnp.where(falls, self.y, failures) * down - self.total * jnp.log1p(jnp.exp(down))
 
     def draw(self, key: Array, f: Float[Array, "*N"]) -> StandIn:
         omega = polya_gamma.draw(key, self.total, f + self.shift)

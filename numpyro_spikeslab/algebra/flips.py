@@ -120,6 +120,18 @@ class Move(NamedTuple):
     enters: Int[Array, ""]
 
 
+class Slots(NamedTuple):
+    """The slabs of included weights given all spikes, in K slots and in units of their prior,
+    before and after a sweep: with standard normal numbers n, ``(target + n) @ root`` is a draw.
+
+    - **slots** - number of the weight in each slot; P where it is empty.
+    """
+
+    slots: Int[Array, "2 K"]
+    target: Float[Array, "2 K"]
+    root: Float[Array, "2 K K"]
+
+
 def next_flip(
     numbers: Numbers, prior: Prior, active: ActiveSet, start: Any
 ) -> tuple[Move, Int[Array, ""]]:
@@ -260,13 +272,14 @@ def sweep(
     problem: CollapsedRegression,
     spikes: Int[Array, " P"],
     slabs: Float[Array, " P"],
-) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
+) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"], Slots]:
     """Make a sweep of flips, some swaps, and a draw of all slabs, which is reversible.
 
     It is the identity where more weights are included than there are slots, or where rounding would
     decide the flips.
 
-    :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (P,).
+    :return: spikes, slabs and the Rao-Blackwellised inclusion probabilities, each of shape (P,);
+        and the slots, all empty where it is the identity.
     """
     capacity, start = numbers.order.size, (problem.linear, problem.squares)
     bound = jnp.where(is_precise(*start), capacity, -1)
@@ -274,13 +287,17 @@ def sweep(
 
     def moved():
         # under vmap both branches run, also for chains that must not move
-        active = include(problem, start, moves & (spikes > 0), capacity)
-        active, probs = move(numbers, problem, active)
+        old = include(problem, start, moves & (spikes > 0), capacity)
+        active, probs = move(numbers, problem, old)
         slabs = slabs_given(numbers.slabs, problem, active)
-        return active.spikes.astype(spikes.dtype), slabs, probs
+        ends = ((x.slots, x.target, x.root) for x in (old, active))
+        slots = Slots(*map(jnp.stack, zip(*ends, strict=True)))
+        return active.spikes.astype(spikes.dtype), slabs, probs, slots
 
     def stayed():
-        return spikes, slabs, _given_weights(problem, spikes, slabs, bound)
+        zero = jnp.zeros((2, capacity, capacity), start[0].dtype)
+        slots = Slots(jnp.full(zero.shape[:2], spikes.size), zero[:, 0], zero)
+        return spikes, slabs, _given_weights(problem, spikes, slabs, bound), slots
 
     return lax.cond(moves, moved, stayed)
 
@@ -300,7 +317,7 @@ def sweep_in(
     problem: CollapsedRegression,
     spikes: Int[Array, " P"],
     slabs: Float[Array, " P"],
-) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
+) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"], Slots]:
     """Make a :func:`sweep`; in double precision the program's must be single."""
 
     def double():

@@ -20,7 +20,7 @@ from jax import lax, random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra.active_set import CollapsedRegression, posterior_odds
-from numpyro_spikeslab.algebra.flips import Numbers, Sweeps, sweep_in
+from numpyro_spikeslab.algebra.flips import Numbers, Slots, Sweeps, sweep_in
 from numpyro_spikeslab.algebra.pairs import Design, Prior, predictor, split_along
 
 # Columns of a window, and windows that flips visit.
@@ -85,7 +85,7 @@ def visited(
 
 def sweep_some(
     part: Any, precision: Sweeps, numbers: Numbers, problem: CollapsedRegression, now: Any
-) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"]]:
+) -> tuple[Int[Array, " P"], Float[Array, " P"], Float[Array, " P"], Slots]:
     """Make a :func:`~numpyro_spikeslab.algebra.flips.sweep_in`, of a part of the columns or,
     now and then, of all.
 
@@ -113,9 +113,11 @@ def sweep_some(
         )
         flipped = windows < NUM_FLIPPED
         some = numbers._replace(flips=take(numbers.flips), slabs=take(numbers.slabs))
-        new = sweep_in(precision, some.flipping(flipped), part, take(spikes), take(slabs))
+        *new, slots = sweep_in(precision, some.flipping(flipped), part, take(spikes), take(slabs))
         places = columns, columns, jnp.where(flipped, columns, spikes.size)
-        return tuple(x.at[k].set(y, mode="drop") for x, k, y in zip(now, places, new, strict=True))
+        draws = zip(now, places, new, strict=True)
+        slots = slots._replace(slots=jnp.append(columns, spikes.size)[slots.slots])
+        return *(x.at[k].set(y, mode="drop") for x, k, y in draws), slots
 
     if part is None:
         return of_all()

@@ -8,10 +8,11 @@ A step is one of two. Each keeps the posterior given all other sites.
   Windle, 2013, *Bayesian inference for logistic models using Polya-Gamma latent variables*). A
   likelihood without auxiliary variables, or counts under which they hardly let the predictor move,
   get Metropolis steps of single pairs, or of weights that share a spike, instead.
-- The other one proposes a draw under one fixed Gaussian in place of the likelihood, learnt in the
-  warm-up, and accepts it by the ratio of the two (surrogate transition; Liu, 2001, *Monte Carlo
-  strategies in scientific computing*). It mixes far better, but where the likelihood has heavier
-  tails than the Gaussian it may stay long, so local steps come between at random.
+- The other one proposes spikes under one fixed Gaussian in place of the likelihood, learnt in the
+  warm-up, and accepts them by the ratio of the two (surrogate transition; Liu, 2001, *Monte Carlo
+  strategies in scientific computing*), averaged over draws of their slabs. It mixes far better, but
+  where the likelihood has heavier tails than the Gaussian it may stay long, so local steps come
+  between at random.
 
 Auxiliary variables live within a step. So a block that draws other sites, such as a dispersion,
 uses the density of the user's model, without them; drawn between the auxiliary variables and the
@@ -27,7 +28,9 @@ from jaxtyping import Array, Bool, Float, Int
 import jax
 from jax import lax, random
 import jax.numpy as jnp
+from jax.scipy.special import logsumexp
 
+from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.pair_metropolis import (
     LearntMoments,
     PairState,
@@ -42,7 +45,13 @@ from numpyro_spikeslab.reading.likelihood import DensityAt
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import MAX_GRAM
 from numpyro_spikeslab.sampling.current import Current
-from numpyro_spikeslab.sampling.pair_draws import PairDraws, draw_pairs, gram_at
+from numpyro_spikeslab.sampling.pair_draws import (
+    PairDraws,
+    Proposal,
+    draw_pairs,
+    gram_at,
+    propose_pairs,
+)
 from numpyro_spikeslab.support.messages import bad
 
 LOCAL_SHARE = 0.125
@@ -60,6 +69,10 @@ Where all steps are local, each has one slice."""
 
 MAX_MOVED = 16
 """Most included weights that move together; each step chooses them anew."""
+
+NUM_TRIED = 8
+"""Draws of the slabs given the old and given the new spikes. With 1 the acceptance probability is
+0.4 where the likelihood is far from Gaussian, with 8 it is 0.57, with 16 it is 0.59."""
 
 MIN_WARMUP = 100
 """Fewer steps of warm-up teach no Gaussian: after 60, steps under it may be worse than local."""
@@ -207,7 +220,7 @@ class Start(NamedTuple):
         """Compute the log density of each observation, flattened."""
         return jnp.ravel(self.density.log_density(f.reshape(self.f.shape)))
 
-    def where_seen(self, rows: Float[Array, "K N"]) -> Float[Array, "K N"]:
+    def where_seen(self, rows: Float[Array, "*K N"]) -> Float[Array, "*K N"]:
         """Set to 0 what may be NaN where nothing is observed."""
         return jnp.where(self.now.at.relative[:, 0] > 0, rows, 0)
 
@@ -220,50 +233,96 @@ def draw_with_density(
     :param now: the model, with any stand-in for the likelihood.
     :param moves: see :func:`~numpyro_spikeslab.sampling.pair_draws.draw_pairs`.
     """
-    key_kind, key_local, key_accept, *others, key_slice = random.split(key, 6)
+    key_kind, key_local, *others, key_slice = random.split(key, 5)
     keys, keys_slice = (others[0], others[1]), random.split(key_slice)
-    start, form = Start.of(now), now.reading.form
-    f, density = start.f, start.density.log_density
+    start, form, one = Start.of(now), now.reading.form, jnp.ones_like(adapt.accept_prob)
     learnt, gaussian = adapt.moments.stand_in(), jnp.array(False)
 
     def under(learnt):
         return now.with_stand_in(now.observed.for_one(learnt))
 
     def proposed():
-        return draw_pairs(keys, under(learnt), moves, False, adapt.gram)
+        proposal = propose_pairs(keys[0], under(learnt), adapt.gram)
+        return accepted(keys[1], start, proposal, learnt)
 
     def local():
         drawn, number = draw_locally(key_local, keys, start, moves), adapt.num_slices(keys_slice[0])
         if not form.is_design:
-            return drawn
+            return drawn, one
         sites = slice_all(keys_slice[1], number, start, drawn.sites, learnt.precision)
-        return drawn._replace(sites=sites)
+        return drawn._replace(sites=sites), one
 
     if has_gaussian_steps(form, moves):
         gaussian = adapt.takes_gaussian(key_kind)
-        drawn = lax.cond(gaussian, proposed, local)
+        drawn, accept_prob = lax.cond(gaussian, proposed, local)
     else:
-        drawn = local()
-    new_f = now.predictor(drawn.sites)
-    log_ratio = jnp.where(gaussian, correction(density, learnt, f, new_f), 0)
-    accepts = jnp.log(random.uniform(key_accept, minval=jnp.finfo(f.dtype).tiny)) < log_ratio
-    accepts |= ~gaussian
-    sites = {k: jnp.where(accepts, x, now.values[k]) for k, x in drawn.sites.items()}
-    # the probabilities of a proposal differ from the posterior ones
-    spikes = jnp.ravel(now.weights(sites)[0]).astype(drawn.inclusion.dtype)
-    inclusion = jnp.where(gaussian, spikes, drawn.inclusion)
+        drawn, accept_prob = local()
 
     def learn():
-        drawn_f = jnp.where(accepts, new_f, f)
-        slope = jax.jvp(density, (drawn_f,), (jnp.ones_like(f),))[1]
-        return adapt.moments.updated(drawn_f, slope)
+        f = now.predictor(drawn.sites)
+        slope = jax.jvp(start.density.log_density, (f,), (jnp.ones_like(f),))[1]
+        return adapt.moments.updated(f, slope)
 
     moments = lax.cond(adapt.learns, learn, lambda: adapt.moments)
-    # the draw is the identity where it has no room for all included weights, or too few digits
-    stays = gaussian & jnp.all(now.weights(drawn.sites)[1] == now.weights()[1])
-    accept_prob = jnp.where(stays, 0, jnp.exp(jnp.minimum(log_ratio, 0)))
     adapt = adapt.after(moments, gaussian, accept_prob, lambda: gram_at(under(moments.stand_in())))
-    return PairDraws(sites, inclusion, drawn.squares), adapt
+    return drawn, adapt
+
+
+def accepted(
+    key: Array, start: Start, proposal: Proposal, learnt: StandIn
+) -> tuple[PairDraws, Float[Array, ""]]:
+    """Accept or reject spikes that the learnt Gaussian proposes.
+
+    Slabs and coefficients are drawn several times given the old spikes, where the current ones are
+    one of the draws, and given the new spikes. The ratio of the means of each draw's
+    :func:`correction` accepts, which then chooses one draw (Andrieu, Doucet and Holenstein, 2010,
+    *Particle Markov chain Monte Carlo methods*).
+
+    :return: the draws, and the acceptance probability.
+    """
+    now, form, slots = start.now, start.now.reading.form, proposal.slots.slots
+    (spikes,), (slabs,) = now.weights()
+    covariates, u, values_at = now.coefficients(now.values)
+    key_noise, key_accept, key_which = random.split(key, 3)
+    size = slots.shape[1]
+    noise = random.normal(key_noise, (2, NUM_TRIED, size + u.size), slabs.dtype)
+    w, new_u = jax.vmap(jax.vmap(proposal.draw, (None, 0)))(proposal.slots, noise)
+    w = w.at[0, 0].set(slabs.at[slots[0]].get(mode="fill", fill_value=0))
+    new_u = new_u.at[0, 0].set(u)
+    assert start.rows is not None
+    rows, places = start.rows, jnp.minimum(slots, spikes.size - 1)
+    f = jnp.ravel(now.reading.problem.predictor(now.values)) + (new_u - u) @ covariates
+
+    def add(k, f):
+        return f + w[:, :, k, None] * rows[places[:, k], None]
+
+    last = jnp.max(jnp.where(slots < spikes.size, 1 + jnp.arange(size), 0))
+    f = lax.fori_loop(0, last, add, f)
+
+    def gain(f):
+        return correction(start.density.log_density, learnt, start.f, f.reshape(start.f.shape))
+
+    gains = jax.vmap(jax.vmap(gain))(start.where_seen(f))
+    # a density that is not a number is one of 0
+    gains = jnp.where(jnp.isnan(gains), -jnp.inf, gains)
+    means = logsumexp(gains, axis=1)
+    log_ratio = means[1] - means[0]
+    # the proposal is the identity where it has no room for all included weights, or too few digits
+    moves = jnp.sum(slots[0] < spikes.size) == jnp.sum(spikes)
+    accepts = jnp.log(random.uniform(key_accept, minval=jnp.finfo(w.dtype).tiny)) < log_ratio
+    end = accepts.astype(int)
+    which = random.categorical(key_which, gains[end])
+    new_slabs = (
+        jnp.where(accepts, proposal.slabs, slabs).at[slots[end]].set(w[end, which], mode="drop")
+    )
+    new_spikes = jnp.where(accepts, proposal.spikes, spikes.astype(int))
+    sites = form.split_spikes(new_spikes) | form.split(new_slabs, "{}_slab")
+    sites |= values_at(new_u[end, which])
+    sites = {k: jnp.where(moves, x, now.values[k]) for k, x in sites.items()}
+    # the probabilities of a proposal differ from the posterior ones
+    inclusion = jnp.ravel(now.weights(sites)[0])
+    accept_prob = jnp.where(moves, jnp.exp(jnp.minimum(log_ratio, 0)), 0)
+    return PairDraws(sites, inclusion, jnp.zeros_like(now.at.sigma2)), accept_prob
 
 
 def draw_locally(key: Array, keys: tuple[Array, Array], start: Start, moves: bool) -> PairDraws:

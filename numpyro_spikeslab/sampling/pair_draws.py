@@ -11,7 +11,7 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro_spikeslab.algebra import flips
-from numpyro_spikeslab.algebra.active_set import CollapsedRegression, is_precise
+from numpyro_spikeslab.algebra.active_set import CollapsedRegression, entries_of, is_precise
 from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.coefficients import basis_of, split, whitened
 from numpyro_spikeslab.algebra.pairs import (
@@ -28,6 +28,7 @@ from numpyro_spikeslab.algebra.task_sweeps import task_sweep
 from numpyro_spikeslab.algebra.variates import logistic_and_normal
 from numpyro_spikeslab.models.primitives import weights
 from numpyro_spikeslab.reading.coefficient_rows import (
+    ColumnsWithout,
     columns_without,
     given_residual,
     joined,
@@ -96,7 +97,6 @@ def draw_pairs(
     now: Current,
     moves: bool,
     single: bool | Bool[Array, ""] = True,
-    gram: Float[Array, "P P"] | None = None,
     sweeps: flips.Sweeps = flips.Sweeps.AS_PROGRAM,
 ) -> PairDraws:
     """Draw all pairs and the kernel's coefficients.
@@ -105,12 +105,11 @@ def draw_pairs(
     :param moves: whether columns of a design may trade places, with all slabs integrated out.
     :param single: whether these moves come after a sweep of single pairs, known or drawn; see
         :class:`ShareOfSingles`. Without it the draw is reversible.
-    :param gram: :func:`gram_at` here, by default of a constant design.
     :param sweeps: the precision of these moves.
     """
     form = now.reading.form
     if form.is_design:
-        drawn, draw_coefficients = _draw_columns(keys[0], now, moves, single, gram, sweeps)
+        drawn, draw_coefficients = _draw_columns(keys[0], now, moves, single, sweeps)
     else:
         drawn, draw_coefficients = _draw_table(keys[0], now)
     # else XLA compiles the draws of the pairs anew for each site that depends on them
@@ -157,38 +156,23 @@ def hot_at(now: Current) -> Int[Array, " H"]:
 
 
 def _draw_columns(
-    key: Array, now: Current, moves: bool, single: Any, gram: Any, sweeps: flips.Sweeps
+    key: Array, now: Current, moves: bool, single: Any, sweeps: flips.Sweeps
 ) -> tuple[Draws, DrawCoefficients]:
     """Draw the pairs of a design with the kernel's coefficients integrated out.
 
     :return: spikes, slabs and inclusion probabilities; and the draw of the coefficients.
     """
-    reading, at, current = now.reading, now.at, weights(*now.weights())[0]
-    sets, part = reading.form.sets, None
-    design: Any = reading.design_at(now.values, at.relative[:, 0])
-    if visits_part(reading.form):
-        key, key_part = random.split(key)
-        part = key_part, now.hot
-        # else XLA copies a design that is a constant into each branch of each choice
-        design = jax.lax.optimization_barrier(design)
-    target, columns = at.whitened, None
-    sites = reading.form.coefficient_sites(now.own_sites)
-    if gram is None:
-        gram = reading.gram_outside if sites else reading.gram
-    if sites:
-        # integrated out, for given them a column that is far from centred hardly ever gets in
-        columns = columns_without(now.covariates, at, now.values, sites, design, reading.split)
-        design, target = columns.design, columns.residual
-    prior = reading.form.pairs[0].prior(Prior(*(x[0] for x in at.prior)))
+    key, part, problem, columns = _columns(key, now)
+    sets, current = now.reading.form.sets, weights(*now.weights())[0]
+    design, target = problem.design, problem.target
     drawn = Draws.of(*(x[0] for x in now.weights()))
-    problem = CollapsedRegression(design, gram, target, 1 / at.sigma2[0], prior)
     numbers, key_singles = None, key
     if moves and sets.alone.sum() > 1:
         key, key_singles = random.split(key)
         numbers = flips.Numbers.draw(key, current)
 
     def of_singles():
-        noise = logistic_and_normal(key_singles, current)
+        noise, prior = logistic_and_normal(key_singles, current), problem.prior
         residual = target - predictor(design, current)
         return gibbs_sweep(sets, noise, design, residual, current, problem.precision, prior)
 
@@ -213,6 +197,77 @@ def _draw_columns(
     return drawn, draw_coefficients
 
 
+def _columns(
+    key: Array, now: Current, gram: Any = None
+) -> tuple[Array, Any, CollapsedRegression, ColumnsWithout | None]:
+    """Make the regression on columns of a design, with the kernel's coefficients integrated out.
+
+    :param gram: :func:`gram_at` here, by default of a constant design.
+    :return: the key of the sweep; the part of the columns, see
+        :func:`~numpyro_spikeslab.algebra.part_of_columns.sweep_some`; the regression; and
+        :func:`~numpyro_spikeslab.reading.coefficient_rows.columns_without`, if there are any.
+    """
+    reading, at = now.reading, now.at
+    design: Any = reading.design_at(now.values, at.relative[:, 0])
+    target, without, part = at.whitened, None, None
+    if visits_part(reading.form):
+        key, key_part = random.split(key)
+        part = key_part, now.hot
+        # else XLA copies a design that is a constant into each branch of each choice
+        design = jax.lax.optimization_barrier(design)
+    sites = reading.form.coefficient_sites(now.own_sites)
+    if gram is None:
+        gram = reading.gram_outside if sites else reading.gram
+    if sites:
+        # integrated out, for given them a column that is far from centred hardly ever gets in
+        without = columns_without(now.covariates, at, now.values, sites, design, reading.split)
+        design, target = without.design, without.residual
+    prior = reading.form.pairs[0].prior(Prior(*(x[0] for x in at.prior)))
+    problem = CollapsedRegression(design, gram, target, 1 / at.sigma2[0], prior)
+    return key, part, problem, without
+
+
+class Proposal(NamedTuple):
+    """Spikes that flips and swaps propose, with slabs and coefficients integrated out.
+
+    - **spikes**, **slabs**, **slots** - see :func:`~numpyro_spikeslab.algebra.flips.sweep`.
+    - **problem**, **without** - the regression, with the coefficients integrated out.
+    """
+
+    spikes: Int[Array, " P"]
+    slabs: Float[Array, " P"]
+    slots: flips.Slots
+    problem: CollapsedRegression
+    without: ColumnsWithout | None
+
+    def draw(self, slots: flips.Slots, noise: Float[Array, " L"]) -> tuple[Any, Any]:
+        """Draw the included slabs and the coefficients, as deviations from the prior, by standard
+        normal noise."""
+        problem, without, size = self.problem, self.without, slots.slots.size
+        scale = entries_of(jnp.sqrt(problem.prior.variance), slots.slots)
+        slabs, rest = scale * ((slots.target + noise[:size]) @ slots.root), noise[size:]
+        if without is None:
+            return slabs, rest
+        inside = problem.design.parts[1].T
+        target = problem.target[-len(inside) :]
+        residual = target - entries_of(inside, slots.slots) @ slabs
+        return slabs, without.coefficients.given(residual[None], rest[None])[0][0]
+
+
+def propose_pairs(key: Array, now: Current, gram: Float[Array, "P P"] | None) -> Proposal:
+    """Propose spikes, reversibly.
+
+    :param gram: :func:`gram_at` here.
+    """
+    key, part, problem, without = _columns(key, now, gram)
+    drawn = Draws.of(*(x[0] for x in now.weights()))
+    numbers = flips.Numbers.draw(key, drawn.slabs)
+    sweeps = flips.Sweeps.AS_PROGRAM
+    proposed = sweep_some(part, sweeps, numbers, problem, drawn)
+    spikes, slabs, _, slots = jax.lax.optimization_barrier(proposed)
+    return Proposal(spikes, slabs, slots, problem, without)
+
+
 def _moved(
     choices: tuple[Any, Partition, flips.Sweeps],
     numbers: flips.Numbers,
@@ -230,7 +285,7 @@ def _moved(
         # a weight that shares its spike stays: it is alone in its window
         windows = jnp.where(sets.alone, sets.size, jnp.arange(sets.size))
         problem, numbers = problem._replace(windows=windows), numbers.flipping(sets.alone)
-    spikes, slabs, probs = sweep_some(part, sweeps, numbers, problem, drawn)
+    spikes, slabs, probs, _ = sweep_some(part, sweeps, numbers, problem, drawn)
     return Draws(spikes, slabs, jnp.where(sets.alone, probs, drawn.probs))
 
 

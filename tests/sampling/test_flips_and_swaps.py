@@ -154,7 +154,7 @@ def test_a_sweep_leaves_the_exact_posterior_invariant(
     @jax.vmap
     def steps(key, spikes, slabs):
         numbers = flips.Numbers.draw(key, slabs, capacity, num_swaps)
-        return flips.sweep(numbers, problem, spikes, slabs)
+        return flips.sweep(numbers, problem, spikes, slabs)[:3]
 
     keys = random.split(KEY, size)
     out = steps(keys, jnp.asarray(before), jnp.asarray(slabs, dtype))
@@ -219,7 +219,7 @@ def test_inclusion_that_is_certain_stays_so():
     draw = jax.vmap(lambda key: flips.Numbers.draw(key, slabs))
     sweep = jax.jit(jax.vmap(lambda numbers, s: flips.sweep(numbers, problem, s, slabs)))
     starts = jnp.array([[0, 1, 0, 0, 1], [1, 0, 1, 1, 0], [1, 1, 1, 1, 1], [0, 0, 0, 0, 0]] * 50)
-    spikes, slabs, probs = sweep(draw(random.split(KEY, 200)), starts)
+    spikes, slabs, probs, _ = sweep(draw(random.split(KEY, 200)), starts)
     for x in (spikes, probs):
         assert np.all(x[:, [0, 3]] == 0) and np.all(x[:, [1, 4]] == 1)
     assert np.all(np.isfinite(slabs)) and 0 < np.mean(spikes[:, 2]) < 1

@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 
+import jax
 from jax import random
 import jax.numpy as jnp
 
@@ -14,6 +15,8 @@ from numpyro.infer import MCMC
 from numpyro.infer.gibbs import GIBBS_SITES_KWARG
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.algebra.pair_metropolis import LearntMoments
+from numpyro_spikeslab.sampling.density_step import AdaptState
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=(40, 5)) + 3
@@ -82,3 +85,56 @@ def test_an_acceptance_that_is_no_number_counts_as_rejected():
         gram = adapt.gram
         adapt = adapt.after(adapt.moments, tried, jnp.asarray(accept_prob), lambda x=gram: x)
     np.testing.assert_allclose(adapt.mean_accept_prob, 0.25)
+
+
+def test_a_step_under_a_poor_gaussian_keeps_the_posterior(monkeypatch):
+    """Independent exact draws of two weights, by quadrature, one step each."""
+    rng, size = np.random.default_rng(0), 10_000
+    X = rng.normal(size=(12, 2)) @ [[1, 0.8], [0, 0.6]] + 0.5
+    y = (rng.random(12) < 1 / (1 + np.exp(-2 * X[:, 0]))) * 1.0
+
+    def model(X, y):
+        with numpyro.plate("feature", 2):
+            w = nss.spike_slab("w", 0.4, 1.5)
+        with numpyro.plate("obs", 12):
+            numpyro.sample("y", dist.Bernoulli(logits=X @ w), obs=y)
+
+    at = np.linspace(-9, 9, 121)
+    slabs = np.stack(np.meshgrid(at, at, indexing="ij"), axis=-1).reshape(-1, 2)
+    spikes = np.repeat([[0, 0], [0, 1], [1, 0], [1, 1]], len(slabs), axis=0)
+    slabs = np.tile(slabs, (4, 1))
+    f = (spikes * slabs) @ X.T
+    log_prob = np.sum(y * f - np.logaddexp(0, f), axis=1)
+    log_prob += np.sum(spikes * np.log(0.4 / 0.6) - 0.5 * (slabs / 1.5) ** 2, axis=1)
+    prob = np.exp(log_prob) / np.sum(np.exp(log_prob))
+    state = nss.PairedGibbs(model).init(random.key(0), 100, None, (X, y), {})
+    one = jnp.ones(12)
+    moments = LearntMoments(one[0], 0 * one, jnp.asarray(0.5 * (y - 0.5)), one, -0.35 * one)
+    adapt = state.adapt_state._replace(moments=moments, gram=jnp.asarray(0.35 * X.T @ X))
+    monkeypatch.setattr(AdaptState, "takes_gaussian", lambda self, key: jnp.array(True))
+    kernel = nss.PairedGibbs(model)
+    kernel.init(random.key(0), 100, None, (X, y), {})
+
+    @jax.jit
+    @jax.vmap
+    def step(key, spikes, slabs):
+        z = {"w_spike": spikes, "w_slab": slabs}
+        z = {k: x.astype(state.z[k].dtype) for k, x in z.items()}
+        new = kernel.sample(state._replace(z=z, rng_key=key, adapt_state=adapt), (X, y), {})
+        return new.z["w_spike"], new.z["w_slab"]
+
+    start = rng.choice(len(prob), size, p=prob)
+    drawn = step(random.split(random.key(1), size), spikes[start], slabs[start])
+    assert np.mean(np.any(np.asarray(drawn[0]) != spikes[start], axis=1)) > 0.2
+
+    def moments_of(spikes, slabs):
+        patterns = spikes @ [2, 1] == np.arange(4)[:, None]
+        products = slabs[:, 0] * slabs[:, 1]
+        powers = np.stack([np.ones_like(products), *slabs.T, *slabs.T**2, products])
+        return (patterns[:, None] * powers).reshape(-1, len(slabs))
+
+    exact, actual = moments_of(spikes, slabs), moments_of(*map(np.asarray, drawn))
+    mean = exact @ prob
+    z = (actual.mean(axis=1) - mean) / np.sqrt((exact**2 @ prob - mean**2) / size)
+    # 24 comparisons; without the current draw, or one chosen at random, above 15
+    assert np.max(np.abs(z)) < 4.5
