@@ -94,6 +94,9 @@ def run_stages(
                 progress = stage.progress
                 losses.append(stage.losses)
                 starts = stage.starts if starts is None else starts
+            # also where a run has settled, the bar is full
+            bar.total = bar.n
+            bar.refresh()
         except KeyboardInterrupt:
             if not losses:
                 raise

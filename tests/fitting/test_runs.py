@@ -3,6 +3,7 @@
 
 from contextlib import nullcontext
 import pickle
+import re
 import weakref
 
 from fits import KEY, cavi, run, same
@@ -257,6 +258,8 @@ def test_the_progress_bar_moves_and_changes_nothing(x64, fixed, capsys, monkeypa
     assert capsys.readouterr().err == ""
     same(run(svi, fixed, 150, tol=None, progress_bar=True), silent)
     assert "150/150" in capsys.readouterr().err
+    run(svi, fixed, 400, progress_bar=True)
+    assert re.search(r"100%.* (\d+)/\1 ", capsys.readouterr().err)
     monkeypatch.setattr(run_module.tqdm, "update", lambda _, n: places.append(n))
     run(svi, fixed, 150, tol=None, progress_bar=True)
     # this bar stays at 0
