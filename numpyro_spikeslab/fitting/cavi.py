@@ -247,7 +247,7 @@ class CAVI(SVI):
         values = {x: known[x] for x in engine.form.others}
         zero, theta = jnp.zeros_like(functions.mean), functions.theta(values)
         blank = FunctionFactors(zero, zero, zero, zero, zero[:, 0], zero, theta, theta)
-        betas = {k: tuple(x) for k, x in self.guide.points.betas.items()}
+        betas = self.guide.points.betas
         weights = self.guide.factors.pack(engine.form, params)
         posterior = Posterior(weights, blank, values, None, betas=betas)
         if engine.form.free and not chosen:

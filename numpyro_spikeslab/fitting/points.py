@@ -44,14 +44,16 @@ class Points:
     - **betas** - where the concentrations of these factors start, 1 and 0.
     """
 
-    def __init__(self, prefix: str, sites: dict[str, Point], betas: dict[str, list[Any]]) -> None:
+    def __init__(
+        self, prefix: str, sites: dict[str, Point], betas: dict[str, tuple[Any, Any]]
+    ) -> None:
         self.prefix, self.sites, self.betas = prefix, sites, betas
 
     def start(self) -> Start:
         """Start value and constraint of each parameter."""
         starts: Start = {}
         for site, point in self.sites.items():
-            values = self.betas.get(site, [point.value])
+            values: tuple[Any, ...] = self.betas.get(site, (point.value,))
             support = constraints.positive if site in self.betas else point.support
             starts |= {k: (x, support) for k, x in zip(self.names(site), values, strict=True)}
         return starts
@@ -120,37 +122,37 @@ def points_of(
     for name in find_function_sites(trace):
         kernels |= start_values(functions_of(trace[name]))
 
-    def start():
+    def run_at_start():
         model = handlers.substitute(
             handlers.seed(guide.model, random.key(0)),
             substitute_fn=lambda site: init(site) if site["name"] in names else None,
         )
         values = zero | {k: x for k, x in kernels.items() if k in names}
-        run = run_model(model, call[0], call[1], values)
+        return run_model(model, call[0], call[1], values)
+
+    def start():
+        run = run_at_start()
         scales = {p.name: base_of(run[p.slab]["fn"]).scale * jnp.ones(()) for p in sites.pairs}
         priors = Distributions({name: run[name]["fn"] for name in names})
         values = {name: run[name]["value"] for name in names}
-        probs = [getattr(base_of(run[p.spike]["fn"]), "probs", None) for p in sites.pairs]
-        # of Beta factors, and whether they are needed
-        betas = {
-            name: (
-                jnp.ones_like(values[name]),
-                jnp.ones_like(values[name]) * (1 / base_of(run[name]["fn"]).mean - 1),
-                _is_taken(values[name], probs) & is_unbounded(run[name]["fn"]),
-            )
-            for name in names
-            if is_plain(run[name], (dist.Beta,))
-        }
+        betas = {k: is_unbounded(run[k]["fn"]) for k in names if is_plain(run[k], (dist.Beta,))}
         return priors, values, scales, betas
+
+    def probabilities():
+        run = run_at_start()
+        return [getattr(base_of(run[p.spike]["fn"]), "probs", None) for p in sites.pairs]
 
     # start values must not be tracers, which outlive no transformation
     (priors, found, scales, betas), is_known = computed(start)
     points = {k: Point(x, priors[k].support, priors[k].event_dim) for k, x in found.items()}
+    starts = {}
     # numbers that stand in for traced ones do not tell
-    starts = {k: pair for k, (*pair, needed) in betas.items() if is_known and np.asarray(needed)}
+    if unbounded := [k for k, x in betas.items() if is_known and np.asarray(x)]:
+        probs = [np.asarray(x) for x in computed(probabilities)[0] if x is not None]
+        for name in unbounded:
+            value = np.asarray(found[name])
+            # of weights, not of something else
+            if any(np.isin(x, value).all() for x in probs):
+                a, b = (np.ones_like(value) * x for x in (1, 1 / priors[name].mean - 1))
+                starts[name] = jnp.asarray(a), jnp.asarray(b)
     return Points(guide.prefix, points, starts), scales
-
-
-def _is_taken(value: Any, probs: list[Any]) -> Any:
-    """Whether the spikes of some pairs have entries of this value as their probabilities."""
-    return jnp.any(jnp.array([x is not None and jnp.all(jnp.isin(x, value)) for x in probs]))

@@ -231,8 +231,12 @@ def stand_ins(constants: tuple) -> tuple:
         if not_jax_tracer(constant) or is_prng_key(constant):
             return constant
         if jnp.issubdtype(constant.dtype, jnp.inexact):
-            # positive, for models that take logarithms
-            return rng.uniform(0.1, 1.0, constant.shape).astype(constant.dtype)
+            # positive, for models that take logarithms; large ones are not made in double precision
+            kind: Any = np.float32 if constant.dtype == np.float32 else np.float64
+            numbers = rng.random(constant.shape, kind)
+            numbers *= 0.9
+            numbers += 0.1
+            return numbers.astype(constant.dtype, copy=False)
         # masks let everything through
         return np.full(constant.shape, constant.dtype == bool, constant.dtype)
 
