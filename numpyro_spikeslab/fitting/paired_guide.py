@@ -65,7 +65,9 @@ class PairedGuide(SpikeSlabGuide):
     Normal prior, such as an intercept, follow the weights, so columns need not be centred: ``beta``
     is at ``loc + slope @ (w - <w>)``, with ``beta_{prefix}_loc`` and ``beta_{prefix}_slope``, whose
     last axis has all P weights; in the plate of Q tasks, the M weights of its own task. No site
-    follows with latent functions, or more than 1,048,576 slopes.
+    follows with latent functions, or more than 1,048,576 slopes. Inclusion probabilities with a
+    Beta prior of a concentration below 1, such as those of a buffet prior, would be at 0: they have
+    a Beta factor, with ``pi_{prefix}_concentration1`` and ``pi_{prefix}_concentration0``.
 
     :param model: a model with at least one :func:`~numpyro_spikeslab.spike_slab`.
     :param blocks: sets of at most 10 weights, as in ``[[0, 1, 2], [7, 8]]``, numbered flat from 0;
