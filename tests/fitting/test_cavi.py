@@ -129,7 +129,7 @@ def test_fits_may_be_mapped_over_data_and_starts(x64, fixed):
     assert params["w_auto_loc"].tolist() == [0.0] * 4
 
     def fit(y, start):
-        result = svi.run(KEY, 20, X, y, init_params=start, progress_bar=False)
+        result = svi.run(KEY, 20, X, y, init_params=start, tol=None, progress_bar=False)
         return result.losses, result.params
 
     batch = jax.jit(jax.vmap(fit))(responses, starts)
