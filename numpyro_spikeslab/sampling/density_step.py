@@ -291,10 +291,11 @@ def accepted(
     new_u = new_u.at[0, 0].set(u)
     assert start.rows is not None
     rows, places = start.rows, jnp.minimum(slots, spikes.size - 1)
-    f = jnp.ravel(now.reading.problem.predictor(now.values)) + (new_u - u) @ covariates
+    f = jnp.ravel(start.f) + (new_u - u) @ covariates
 
     def add(k, f):
-        return f + w[:, :, k, None] * rows[places[:, k], None]
+        # in place of the current weight
+        return f + w[:, :, k, None] * rows[places[:, k], None] - w[0, 0, k] * rows[places[0, k]]
 
     last = jnp.max(jnp.where(slots < spikes.size, 1 + jnp.arange(size), 0))
     f = lax.fori_loop(0, last, add, f)
