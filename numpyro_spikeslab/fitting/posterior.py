@@ -163,13 +163,7 @@ class Engine:
 
     def with_betas(self, posterior: Posterior) -> Posterior:
         """Set the factors of inclusion probabilities to the best ones."""
-        statistics, roles = self._inclusion(posterior.weights), self.form.roles_with_mode
-        tallies = {
-            role.site: role.tally(self.indices[role.site], statistics)
-            for role in roles
-            if role.site in posterior.betas
-        }
-        return self.modes(self.view(posterior), posterior, tallies)
+        return self.modes(self.view(posterior), posterior, self._tallies_of_betas(posterior))
 
     def freeze_shaping(
         self, temperature: Any, values: dict[str, Any], new: dict[str, Any]
@@ -239,14 +233,21 @@ class Engine:
     def _gain_of_betas(self, at: View, posterior: Posterior) -> Any:
         """Return what the bound gains if inclusion probabilities have their best factors instead of
         values."""
-        value, statistics = jnp.zeros(()), self._inclusion(posterior.weights)
-        for role in self.form.roles_with_mode:
-            if role.site in posterior.betas:
-                tally = role.tally(self.indices[role.site], statistics)
-                probs, excluded = posterior.values[role.site], tally.count - tally.total
-                value += beta_evidence(tally, at.priors[role.site])
-                value -= jnp.sum(tally.total * jnp.log(probs) + excluded * jnp.log1p(-probs))
+        value = jnp.zeros(())
+        for site, tally in self._tallies_of_betas(posterior).items():
+            probs, excluded = posterior.values[site], tally.count - tally.total
+            value += beta_evidence(tally, at.priors[site])
+            value -= jnp.sum(tally.total * jnp.log(probs) + excluded * jnp.log1p(-probs))
         return value
+
+    def _tallies_of_betas(self, posterior: Posterior) -> dict[str, Tally]:
+        """Sum the statistics of inclusion probabilities with Beta factors."""
+        statistics = self._inclusion(posterior.weights)
+        return {
+            role.site: role.tally(self.indices[role.site], statistics)
+            for role in self.form.roles_with_mode
+            if role.site in posterior.betas
+        }
 
     def _inclusion(self, weights: Any) -> dict[str, Tally]:
         return {"inclusion": Tally(jnp.ones_like(weights.probs), weights.probs)}

@@ -90,11 +90,11 @@ class LatentGibbs(BlockKernel):
     weights, the noise scales (one for each task or one for all), the slab scales, both under any
     prior of positive numbers, and the inclusion probabilities under any prior on [0, 1]. With the
     probabilities it draws the concentration of their Beta prior, such as ``alpha`` of a buffet
-    prior, if that is a site. Alone,
-    ``LatentGibbs(model, accelerate=0.25)``, it samples models without other sites, such as
-    :func:`numpyro_spikeslab.models.mtmkl`; it then moves weights and functions together, and draws
-    slab scales with the excluded slabs integrated out. White functions also give up tasks, or take
-    them up, together with the noise scale of the task, if each task has its own.
+    prior, if that is a site. Alone, ``LatentGibbs(model, accelerate=0.25)``, it samples models
+    without other sites, such as :func:`numpyro_spikeslab.models.mtmkl`; it then moves weights and
+    functions together, and draws slab scales with the excluded slabs integrated out. White
+    functions also give up tasks, or take them up, together with the noise scale of the task, if
+    each task has its own.
 
     For observations given as a sparse array, functions must be ``"white"``. Then a step draws the
     functions jointly at each row, without the moves of weights, lengths and signs; begin such
