@@ -96,15 +96,15 @@ def draw_pairs(
     keys: tuple[Array, Array],
     now: Current,
     moves: bool,
-    single: bool | Bool[Array, ""] = True,
+    single: Bool[Array, ""] | None = None,
     sweeps: flips.Sweeps = flips.Sweeps.AS_PROGRAM,
 ) -> PairDraws:
     """Draw all pairs and the kernel's coefficients.
 
     :param keys: for the pairs and for the coefficients.
     :param moves: whether columns of a design may trade places, with all slabs integrated out.
-    :param single: whether these moves come after a sweep of single pairs, known or drawn; see
-        :class:`ShareOfSingles`. Without it the draw is reversible.
+    :param single: whether these moves come after a sweep of single pairs, see
+        :class:`ShareOfSingles`; by default they do.
     :param sweeps: the precision of these moves.
     """
     form = now.reading.form
@@ -165,7 +165,6 @@ def _draw_columns(
     key, part, problem, columns = _columns(key, now)
     sets, current = now.reading.form.sets, weights(*now.weights())[0]
     design, target = problem.design, problem.target
-    drawn = Draws.of(*(x[0] for x in now.weights()))
     numbers, key_singles = None, key
     if moves and sets.alone.sum() > 1:
         key, key_singles = random.split(key)
@@ -176,12 +175,13 @@ def _draw_columns(
         residual = target - predictor(design, current)
         return gibbs_sweep(sets, noise, design, residual, current, problem.precision, prior)
 
-    if isinstance(single, bool):
-        drawn = of_singles() if single else drawn
+    if single is None:
+        drawn = of_singles()
     else:
         # the choice may depend on all but spikes and slabs
         single |= ~is_precise(problem.linear, problem.squares)
-        drawn = jax.lax.cond(single, of_singles, lambda: drawn)
+        before = Draws.of(*(x[0] for x in now.weights()))
+        drawn = jax.lax.cond(single, of_singles, lambda: before)
     if numbers is not None:
         drawn = _moved((part, sets, sweeps), numbers, problem, drawn)
 

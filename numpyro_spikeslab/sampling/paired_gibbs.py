@@ -164,7 +164,7 @@ class PairedGibbs(BlockKernel):
     def _step(self, reading: Reading, values: dict[str, Any], state: Any) -> PairedGibbsState:
         rng_key, key, key_others, key_noise, key_singles = random.split(state.rng_key, 5)
         key_coefficients, *keys = random.split(key_others, 3)
-        form, adapt_state, singles, single = reading.form, state.adapt_state, state.singles, True
+        form, adapt_state, singles, single = reading.form, state.adapt_state, state.singles, None
         now = Current.of(reading, values, state.z, state.hot)
         if adapt_state is None:
             if self._collapsed:
