@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fit and the chains of a regression on a standardised table."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -134,7 +134,9 @@ class Table(NamedTuple):
         # a term has few columns, and none of padding
         num_columns = (padded(X.shape[1]) - X.shape[1]) * (model.heredity is None)
         others = {name: np.asarray(x, dtype) for name, x in data.items() if name != "X"}
-        data = {name: _longer(x, num_rows, float(name == "count")) for name, x in others.items()}
+        # nothing is known of a time of padding, so its density has slopes
+        fills = {"count": 1.0, "upper": np.inf}
+        data = {name: _longer(x, num_rows, fills.get(name, 0.0)) for name, x in others.items()}
         data["mask"] = np.arange(len(X) + num_rows) < len(X)
         columns = _longer(_longer(X, num_rows).T, num_columns).astype(dtype)
         if model.groups is not None:
@@ -185,10 +187,11 @@ def _begin(
     else:
         spikes = jnp.zeros(model.num_spikes(len(table.columns)), int)
         one = {"intercept": table.intercept, "w_spike": spikes}
+        one |= dict.fromkeys(model.kind.free_sites, 1.0)
         if "always" in table.data:
             one["always"] = jnp.zeros(table.data["always"].shape[1])
         starts = jax.tree.map(lambda x: jnp.stack([x] * num_chains), one)
-    kernel = _kernel(model, table, starts)
+    kernel = _kernel(model, table)
     # NUTS starts at unconstrained values, and all these sites are positive
     starts |= {name: jnp.log(starts[name]) for name in model.kind.free_sites}
 
@@ -233,12 +236,11 @@ def _stored(draws: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _kernel(model: TableModel, table: Table, sites: Iterable[str]) -> Any:
-    """Return the kernel of a chain that draws these sites."""
+def _kernel(model: TableModel, table: Table) -> Any:
+    """Return the kernel of a chain."""
     program, free = model.at(table.prior), model.kind.free_sites
     kernel = PairedGibbs(program)
-    ours = [name for name in sites if name not in free]
-    return Gibbs([(kernel, ours), (NUTS(program), free)]) if free else kernel
+    return Gibbs([(kernel, None), (NUTS(program), free)]) if free else kernel
 
 
 def _steps(
@@ -250,7 +252,7 @@ def _steps(
     :return: the new state, and the draws of a whole round, zero after the last step.
     """
     arguments = (table.columns,), table.data
-    kernel = _kernel(model, table, state.z)
+    kernel = _kernel(model, table)
     if num_warmup is not None:
         # what NUTS computes here is not used, but it samples only after this call
         kernel.init(random.key(0), num_warmup, None, *arguments)

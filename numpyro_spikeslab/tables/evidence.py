@@ -99,7 +99,7 @@ def standard_problem(dt: xr.DataTree) -> tuple[Any, dict[str, Any], dict[str, An
         inclusion[varies],
     )
     is_always = inclusion == 1
-    of_rows = {name: rows[name].values for name in ("weights", "offset", "totals")}
+    of_rows = {name: rows[name].values for name in ("beside", "weights", "offset")}
     given = Rows(rows["X"].values, response_of(dt), **of_rows)
     units, data = standardise(rows["X"], given, is_always, kind)
     labels = rows.get(f"{GROUP}.w", rows["feature"]).values[~is_always]
@@ -145,6 +145,11 @@ def log_unit(units: Units, kind: ResponseKind, rows: Rows) -> float:
         total -= 0.5 * np.log(units.num_rows) + np.log(WIDE * np.sqrt(2 * np.pi))
         if kind.has_precisions:
             total += 0.5 * np.log(rows.weights / rows.weights.mean()).sum()
+    if kind.has_limits:
+        # of events, whose times have the density; limits have probabilities
+        level, seen = kind.level(rows.y, rows.beside), rows.y == rows.beside
+        z = (level - rows.offset - units.y_mean) / units.y_sd
+        total = (rows.weights * (z - level - np.log(units.y_sd)))[seen].sum()
     return float(total)
 
 
