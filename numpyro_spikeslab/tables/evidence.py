@@ -91,6 +91,8 @@ def standard_problem(dt: xr.DataTree) -> tuple[Any, dict[str, Any], dict[str, An
     kind, inclusion = kind_of(rows), rows[f"{PRIOR}.w"].values
     if np.isnan(inclusion).any():
         raise bad("log_evidence: the result", "heredity", "spikes that need no others")
+    if rows["X"].ndim > 2:
+        raise bad("log_evidence: the result", "several completed tables", "one table")
     # constant columns and their weights change nothing
     varies = inclusion > 0
     rows, draws, inclusion = (
