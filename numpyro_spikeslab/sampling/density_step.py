@@ -44,6 +44,7 @@ from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.likelihood import DensityAt
 from numpyro_spikeslab.reading.program import are_concrete
 from numpyro_spikeslab.reading.reader import MAX_GRAM
+from numpyro_spikeslab.sampling.coefficient_scales import move_scales
 from numpyro_spikeslab.sampling.current import Current
 from numpyro_spikeslab.sampling.pair_draws import (
     PairDraws,
@@ -260,6 +261,8 @@ def draw_with_density(
         drawn, accept_prob = lax.cond(gaussian, proposed, local)
     else:
         drawn, accept_prob = local()
+    moved = move_scales(random.fold_in(key, 1), now, drawn.sites, start.density.log_density)
+    drawn = drawn._replace(sites=moved)
 
     def learn():
         f = now.predictor(drawn.sites)
