@@ -12,6 +12,7 @@ import xarray as xr
 
 import numpyro_spikeslab
 from numpyro_spikeslab.models.responses import Fitted, response_kind
+from numpyro_spikeslab.models.times import concordance
 from numpyro_spikeslab.reporting.arviz_data import GROUP, PRIOR, mean, posterior
 from numpyro_spikeslab.reporting.stored_summary import stored_summary
 from numpyro_spikeslab.support.files import stored_columns
@@ -41,6 +42,7 @@ def sparse_regression(
     weights: Any = None,
     offset: Any = None,
     totals: Any = None,
+    event: Any = None,
     expected_size: float | None = None,
     num_warmup: int | None = None,
     num_samples: int | None = None,
@@ -72,18 +74,20 @@ def sparse_regression(
       number of columns that were expected to matter; ``num_samples``, the draws of each chain;
     - ``cavi``: ArviZ data of the fit. Their ``nss.summary`` names ``alternatives``, columns that
       could replace those that CAVI has picked;
-    - ``observed_data`` and ``constant_data``: ``y`` and ``X``, weights, offsets and totals, the
-      groups of columns, and their prior inclusion probabilities: 1 if a column is always in, 0 if
-      it is constant; ``data``, the columns that a formula reads. Labels of rows that files do not
-      keep are strings. :func:`predict` predicts these rows and others, after
-      ``dt.to_netcdf("result.nc")`` and ``xarray.open_datatree("result.nc")``, too;
+    - ``observed_data`` and ``constant_data``: ``y`` and ``X``, weights, offsets, totals, upper
+      limits of times (``upper``, where ``y`` has the lower ones), the groups of columns, and their
+      prior inclusion probabilities: 1 if a column is always in, 0 if it is constant; ``data``, the
+      columns that a formula reads. Labels of rows that files do not keep are strings.
+      :func:`predict` predicts these rows and others, after ``dt.to_netcdf("result.nc")`` and
+      ``xarray.open_datatree("result.nc")``, too;
     - ``log_likelihood``: that of each row for ``arviz_stats.loo(dt)``, if these are at most 10^7
       numbers; else :func:`log_likelihood` makes it.
 
-    What speaks of rows or of columns (``y``, ``weights``, ``offset``, ``totals``; ``groups``,
-    ``inclusion``) is aligned by its labels if it is a Series of pandas or a dict of label to value,
-    and refused if labels are missing, unknown or repeated. What has no labels goes by place: arrays
-    and Series of other libraries, and Series with the default index unless ``X`` has numbers, too.
+    What speaks of rows or of columns (``y``, ``weights``, ``offset``, ``totals``, ``event``;
+    ``groups``, ``inclusion``) is aligned by its labels if it is a Series of pandas or a dict of
+    label to value, and refused if labels are missing, unknown or repeated. What has no labels goes
+    by place: arrays and Series of other libraries, and Series with the default index unless ``X``
+    has numbers, too.
 
     ``X`` may be several tables, completions of one with gaps: a list, or a generator. Then the
     chains of all are joined as draws of one posterior, in which each table counts the same.
@@ -115,12 +119,26 @@ def sparse_regression(
     ``"binomial"``           counts of ``totals``          log odds
     ``"poisson"``            counts                        logs of means
     ``"negative_binomial"``  counts with more variance     logs of means, ``concentration``
+    ``"weibull"``            times, or limits of them      logs of times, ``sigma``: 1 / shape
+    ``"lognormal"``          the same                      logs of times, ``sigma``
+    ``"loglogistic"``        the same                      logs of times, ``sigma``: 1 / shape
+    ``"exponential"``        the same                      logs of times
     ======================== ============================= =====================================
 
     All but the Normal one have an intercept with the prior Normal(0, 10^2), where a Student-t
     response is in units of its median absolute deviation from the median; NUTS draws ``dof``,
-    ``concentration`` and their ``sigma``. CAVI does not take Poisson likelihoods: then chains start
-    without weights, at the mean of the counts, and the result has no ``cavi`` and no ``k_hat``.
+    ``concentration`` and their ``sigma``. CAVI does not take Poisson likelihoods and times: then
+    chains start without weights, at the mean of the counts or of the logs of times, and the result
+    has no ``cavi`` and no ``k_hat``.
+
+    Times T until an event have ``log T = offset + intercept + X w + sigma z``, where z is the log
+    of an exponential number (Weibull), Normal or logistic: a weight of 0.7 doubles the time, and
+    ``nss.summary(dt, ratios=True)`` shows that as ``time_ratio``. Logarithms are standardised as a
+    Normal response is, limits counted as times, so ``sigma`` has the same HalfNormal(1) prior,
+    which no unit of time changes; of exponential times the scale of logarithms is known. Events
+    that are seen have densities, limits have probabilities. The attribute ``concordance`` of
+    ``summary`` is the share of pairs of rows whose order the posterior mean of the predictor tells,
+    of those whose order is known: 0.5 by chance. :func:`predict` has survival curves.
 
     :param key: random key, ``jax.random.key(0)`` for example.
     :param X: the table, shape (N, P), real numbers: numpy array, or DataFrame of pandas, polars,
@@ -154,6 +172,10 @@ def sparse_regression(
         logarithm of exposure in a regression of counts.
     :param totals: number of trials of each row, for the Binomial likelihood, or one number. Rows
         without trials are left out.
+    :param event: for times, 1 or true where the event was seen at the time in ``y``, 0 where it was
+        not yet, shape (N,); by default all were seen. Or ``y`` has two columns, shape (N, 2), the
+        limits between which a time lies: equal if it was seen, 0 as the lower one or infinity as
+        the upper one where there is none.
     :param expected_size: number of columns that are expected to matter: the prior of the
         inclusion probability is Beta(1, P / expected_size - 1), where P counts columns that vary
         and are not always in, a group once. The default is a tenth of the columns, or of the rows
@@ -194,7 +216,7 @@ def sparse_regression(
     kind = response_kind(likelihood)
     run = Run.checked(kind, key, num_warmup, num_samples, num_chains, progress_bar)
     given = formula_table(X, y, data, groups, always)
-    of_rows = {"offset": offset, "totals": totals, "weights": weights}
+    of_rows = {"offset": offset, "totals": totals, "weights": weights, "event": event}
     table = checked_table(in_pandas("X", given.X), given.labels)
     rows = checked_rows(given, table.values, kind, of_rows)
     columns = checked_columns(table["feature"].to_index(), given.always, given.groups, inclusion)
@@ -210,7 +232,12 @@ def sparse_regression(
     if advice := kind.advice(fitted):
         # of the caller, past the decorator
         warnings.warn(f"sparse_regression: {advice}.", stacklevel=3)
-    constants = {k: ("row", getattr(rows, k)) for k, x in of_rows.items() if x is not None}
+    given_ones = [name for name in ("offset", "weights") if of_rows[name] is not None]
+    constants = {name: ("row", getattr(rows, name)) for name in given_ones}
+    constants |= {name: ("row", rows.beside) for name in [kind.beside] if name is not None}
+    if kind.has_limits:
+        order = concordance(predictor, rows.y, rows.beside, rows.weights)
+        tree["summary"].attrs["concordance"] = order
     tree["constant_data"] = tree["constant_data"].to_dataset().assign(constants | {"X": table})
     # counts and classes are whole numbers to ArviZ, too
     whole, like = kind.units is None, table.isel(feature=0, drop=True)
