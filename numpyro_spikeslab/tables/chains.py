@@ -31,7 +31,7 @@ from numpyro_spikeslab.models.responses import RESPONSES, ROUNDING, ResponseKind
 from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
-from numpyro_spikeslab.support.compiled import give_back
+from numpyro_spikeslab.support.compiled import give_back, kept_jit
 from numpyro_spikeslab.support.precision import full_precision
 from numpyro_spikeslab.tables.checks import check_key, checked_count
 from numpyro_spikeslab.tables.monte_carlo import PROBABILITIES, monte_carlo_errors
@@ -87,6 +87,10 @@ class TableModel(NamedTuple):
     kind: ResponseKind
     groups: tuple[int, ...] | None
     heredity: Heredity | None
+
+    def __repr__(self) -> str:
+        # the name stands for the functions of the kind
+        return repr((self.kind.name, self.groups, self.heredity))
 
     def num_spikes(self, num_columns: int) -> int:
         return num_columns if self.groups is None else max(self.groups) + 1
@@ -162,7 +166,7 @@ Fit = tuple[dict[str, Any], FitStatistics, Any]
 """A fit as arrays: draws, their statistics, and the last two bounds."""
 
 
-@partial(jax.jit, static_argnums=(1, 3, 4), compiler_options=RUN_ONCE)
+@partial(kept_jit, static_argnums=(1, 3, 4), compiler_options=RUN_ONCE)
 @full_precision
 def _begin(
     key: Array, model: TableModel, table: Table, num_warmup: int, num_chains: int
@@ -268,8 +272,8 @@ def _steps(
     return jax.lax.fori_loop(0, num_steps, step, (state, draws))
 
 
-_advance = jax.jit(full_precision(_steps), static_argnums=(2, 4))
-_advance_short = jax.jit(full_precision(_steps), static_argnums=(2, 4), compiler_options=RUN_ONCE)
+_advance = kept_jit(full_precision(_steps), (2, 4))
+_advance_short = kept_jit(full_precision(_steps), (2, 4), compiler_options=RUN_ONCE)
 
 
 def fit_and_chains(
@@ -296,11 +300,11 @@ def fit_and_chains(
         programs = _begin.lower(*arguments), advance.lower(first, 0, *fixed)
         with ThreadPoolExecutor() as pool:
             # side by side, for XLA lets other threads run
-            list(pool.map(lambda program: program.compile(), programs))
+            begin, steps = pool.map(lambda program: program.compile(), programs)
         if num_columns > WIDE:
             give_back()
         bar.set_description("fit")
-        fitted, states, seed = jax.block_until_ready(_begin(*arguments))
+        fitted, states, seed = jax.block_until_ready(begin(run.key, table))
         of_fit = None
         if fitted is not None:
             is_start = model.heredity is not None
@@ -308,7 +312,7 @@ def fit_and_chains(
             fitted = jax.tree.map(np.array, fitted)
             of_fit = _tree_of_fit(fitted, sizes, only_starts=is_start)
         joined, errors = _sample(
-            run, states, lambda state, size: advance(state, size, *fixed), bar, columns
+            run, states, lambda state, size: steps(state, size, table), bar, columns
         )
     if "sigma" in model.kind.free_sites and not (joined["sigma"] > ROUNDING).all():
         raise FloatingPointError(

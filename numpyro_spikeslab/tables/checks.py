@@ -37,18 +37,19 @@ class Rows(NamedTuple):
         return (self.weights > 0) & (self.beside > 0)
 
 
-def checked_table(X: Any, labels: pd.Index | None) -> xr.DataArray:
+def checked_table(X: Any, labels: pd.Index | None, argument: str = "X") -> xr.DataArray:
     """Return the columns as numbers, with labels of rows and columns."""
-    table = as_numbers("X", X)
+    table = as_numbers(argument, X)
     if table.ndim != 2 or len(table) < 3 or table.shape[1] < 1:
         expected = "(N, P), at least three rows and a column"
-        raise bad("X", f"the shape {table.shape}", expected, "One column is X.reshape(-1, 1).")
+        remedy = f"One column is {argument}.reshape(-1, 1)."
+        raise bad(argument, f"the shape {table.shape}", expected, remedy)
     names = Axis.of_columns(X, table.shape[1]).names
     # booleans would be masks
     if not names.is_unique or names.inferred_type not in ("string", "integer", "floating"):
         expected = "names that differ, all strings or all numbers"
         got = f"the columns {names.tolist()!s:.200}"
-        raise bad("X", got, expected, "X.columns.map(str) makes strings.")
+        raise bad(argument, got, expected, f"{argument}.columns.map(str) makes strings.")
     coords = {"feature": names.tolist()} | row_coord("row", labels)
     return xr.DataArray(table, coords, ["row", "feature"])
 

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from numpyro_spikeslab.models.responses import RESPONSES, ResponseKind
 from numpyro_spikeslab.reporting.arviz_data import posterior
+from numpyro_spikeslab.reporting.by_table import TABLE
 from numpyro_spikeslab.support.files import read_columns
 from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
@@ -176,7 +177,7 @@ def new_rows(dt: xr.DataTree, X_new: Any, of_rows: dict[str, Any]) -> xr.Dataset
 def of_draws(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> xr.DataArray:
     """Compute numbers of rows given each draw."""
     like = posterior(dt)["intercept"]
-    coords = {**like.coords, **rows["X"].isel(feature=0, drop=True).coords}
+    coords = {**like.coords, **rows["row"].coords}
     numbers = in_batches(what, dt, rows, key).reshape(*like.shape, rows.sizes["row"])
     return xr.DataArray(numbers, coords, ["chain", "draw", "row"], "y")
 
@@ -185,6 +186,8 @@ def in_batches(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> np.n
     """Compute numbers of rows, shape (K, S), for all K draws or over them, in batches of rows."""
     kind, draws, count = kind_of(rows), posterior(dt), rows.sizes["row"]
     names, total = ("intercept", *kind.sites(1.0)), draws["intercept"].size
+    # of each chain; new rows are one table for all
+    tables = draws.coords.get(TABLE, xr.zeros_like(draws["chain"])) * (TABLE in rows.dims)
     sites: dict[str, Any] = {name: draws[name].values.reshape(total, -1) for name in names}
     intercept = sites.pop("intercept")
     of_rows = {name: x.values for name, x in rows.items() if "row" in x.dims}
@@ -192,9 +195,10 @@ def in_batches(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> np.n
     size, out = min(padded(count), max(1, BATCH // total)), np.empty(0)
     for start in range(0, count, size):
         at = {name: x[np.arange(start, start + size) % count] for name, x in of_rows.items()}
-        columns = at.pop("X").T
+        columns = np.atleast_3d(at.pop("X")).T
         # chain by chain, which bounds the copy in double precision
-        f = np.concatenate([w @ columns for w in draws["w"].values]) + intercept + at["offset"]
+        f = [w @ columns[k] for w, k in zip(draws["w"].values, tables.values, strict=True)]
+        f = np.concatenate(f) + intercept + at["offset"]
         values, largest = _of_batch(what, kind, f, sites, at, random.fold_in(key, start))
         if not start:
             out = np.empty((len(values), count), values.dtype)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse regression of a response on a table, without a model written by the user."""
 
+from functools import partial
 from typing import Any, NamedTuple
 import warnings
 
@@ -20,6 +21,7 @@ from numpyro_spikeslab.support.tabular import in_pandas
 from numpyro_spikeslab.tables.chains import Run, TableModel, fit_and_chains
 from numpyro_spikeslab.tables.checks import checked_rows, checked_table
 from numpyro_spikeslab.tables.columns import TableColumns, checked_columns
+from numpyro_spikeslab.tables.completed import completions, regress_each
 from numpyro_spikeslab.tables.formula import formula_table
 from numpyro_spikeslab.tables.predict import MAX_NUMBERS, log_likelihood
 from numpyro_spikeslab.tables.units import Units, convert_to_units, standardise
@@ -87,6 +89,17 @@ def sparse_regression(
     by place: arrays and Series of other libraries, and Series with the default index unless ``X``
     has numbers, too.
 
+    ``X`` may be several tables, completions of one with gaps: a list, or a generator. Then the
+    chains of all are joined as draws of one posterior, in which each table counts the same.
+    ``posterior`` has the coordinate ``table`` along ``chain``; table k is regressed by
+    ``jax.random.split(key, len(X))[k]``, and chains of all have as many draws as the table that
+    needs most. In the summary ``r_hat`` is the largest within a table, and ``between_tables`` the
+    share of the variance that is due to gaps. ``credible_set`` has the correlations of all rows of
+    all tables, as ``nss.credible_sets(dt, "w", pd.concat(X))``; the column ``cavi`` is the mean
+    over fits, whose draws and ``k_hat`` are left out. ``X`` in ``constant_data`` has a dimension
+    ``table``, and each chain predicts these rows from its own; new rows are one table. Complete
+    with the response among the columns, else effects are too small.
+
     There may be more columns than rows. The computation is in double precision, whatever JAX's
     default, and the result has arrays of numpy. Warnings name the largest Monte Carlo error if it
     is larger than where chains stop, and tell of a fit without columns beside chains that include
@@ -129,9 +142,10 @@ def sparse_regression(
 
     :param key: random key, ``jax.random.key(0)`` for example.
     :param X: the table, shape (N, P), real numbers: numpy array, or DataFrame of pandas, polars,
-        pyarrow or modin, whose column names label ``feature``; or a formula of the columns of
-        ``data``, such as ``"progression ~ age*sex + bs(bmi, 4) + C(region)"``, which ``formulaic``
-        reads. The columns of a term are one group, the intercept is always in.
+        pyarrow or modin, whose column names label ``feature``; two or more such tables with the
+        same labels; or a formula of the columns of ``data``, such as
+        ``"progression ~ age*sex + bs(bmi, 4) + C(region)"``, which ``formulaic`` reads. The columns
+        of a term are one group, the intercept is always in.
     :param y: the response, shape (N,); not with a formula, which names it.
     :param data: a DataFrame of any of these libraries, for a formula.
     :param likelihood: the distribution of the response, a name above.
@@ -179,9 +193,9 @@ def sparse_regression(
     :param progress_bar: whether to show what is going on: compiling, the fit, warm-up, and draws
         with the largest Monte Carlo error so far, as a multiple of that at which chains stop.
     :raises ValueError: if an argument has another shape or other labels, values that are not
-        finite or that the likelihood does not allow, too few rows or no variation; if a number is
-        out of its range, or a column is in two groups; if a formula cannot be read or does
-        not fit the data.
+        finite or that the likelihood does not allow, too few rows or no variation; if completed
+        tables differ in shape, labels or constant columns; if a number is out of its range, or a
+        column is in two groups; if a formula cannot be read or does not fit the data.
     :raises FloatingPointError: if extreme values have no finite fit, or Student-t noise vanishes.
     :raises ModuleNotFoundError: for a formula, if ``formulaic`` is not installed.
 
@@ -196,6 +210,9 @@ def sparse_regression(
             jax.random.key(0), X, y > 200, likelihood="logit", always=["age", "sex"]
         )
     """
+    options = {name: x for name, x in locals().items() if name not in ("key", "X")}
+    if (tables := completions(X)) is not None:
+        return regress_each(key, tables, partial(sparse_regression, **options))
     kind = response_kind(likelihood)
     run = Run.checked(kind, key, num_warmup, num_samples, num_chains, progress_bar)
     given = formula_table(X, y, data, groups, always)
