@@ -93,10 +93,12 @@ def settle(form: Form, plain: Form, verdict: Verdict) -> Form:
         form = replace(form, of_tasks=(), coefficients=plain.coefficients, links=plain.links)
     # noise that changes along tasks is no number of a task
     varying = NoiseRole if form.varying_noise else ()
-    roles = zip(form.roles, verdict.plays, strict=True)
+    played = zip(form.roles, verdict.plays, strict=True)
+    roles = tuple(role for role, plays in played if plays and not isinstance(role, varying))
     return replace(
         form,
-        roles=tuple(role for role, plays in roles if plays and not isinstance(role, varying)),
+        roles=roles,
+        scales=tuple(name for name in form.scales if name not in {role.site for role in roles}),
         complete=form.complete and bool(verdict.same_counts),
         likelihood=form.likelihood if verdict.single else form.likelihood.repeated(),
     )

@@ -18,7 +18,7 @@ from numpyro_spikeslab.reading.roles import SlabRole
 from numpyro_spikeslab.sampling.current import Current
 from numpyro_spikeslab.sampling.density_step import AdaptState, draw_with_density
 from numpyro_spikeslab.sampling.kernel import BlockKernel, start_inclusion
-from numpyro_spikeslab.sampling.noise_draws import draw_noise
+from numpyro_spikeslab.sampling.noise_draws import draw_noise, draw_scales
 from numpyro_spikeslab.sampling.pair_draws import (
     ShareOfSingles,
     draw_pairs,
@@ -135,7 +135,7 @@ class PairedGibbs(BlockKernel):
         # the prior mean of a site that another block holds has this site as an observation
         means = {mean for name, mean in form.links if name in values}
         pairs = (name for pair in form.pairs for name in pair.shapes)
-        return frozenset([*form.coefficients, *reading.indices]) - means | {*pairs}
+        return frozenset([*form.coefficients, *form.scales, *reading.indices]) - means | {*pairs}
 
     def _start(self, reading, values, z, num_warmup, rng_key) -> PairedGibbsState:
         form, adapt_state, hot = reading.form, None, None
@@ -164,6 +164,7 @@ class PairedGibbs(BlockKernel):
     def _step(self, reading: Reading, values: dict[str, Any], state: Any) -> PairedGibbsState:
         rng_key, key, key_others, key_noise, key_singles = random.split(state.rng_key, 5)
         key_coefficients, *keys = random.split(key_others, 3)
+        key_scales = random.fold_in(key_others, 3)
         form, adapt_state, singles, single = reading.form, state.adapt_state, state.singles, None
         now = Current.of(reading, values, state.z, state.hot)
         if adapt_state is None:
@@ -177,6 +178,7 @@ class PairedGibbs(BlockKernel):
         else:
             drawn, adapt_state = draw_with_density(key, now, adapt_state, self._collapsed)
         new, pairs = drawn.sites, now.weights(drawn.sites)
+        new |= draw_scales(key_scales, now, new)
         if now.roles():
             # scales are drawn without the excluded slabs, and these after them from their prior
             scales, slabs = now.draw(keys, now.values, pairs, drawn.squares, pairs[0])

@@ -16,8 +16,9 @@ from numpyro_spikeslab.reporting.stored_summary import stored_summary
 from numpyro_spikeslab.support.files import stored_columns
 from numpyro_spikeslab.support.precision import in_double_precision
 from numpyro_spikeslab.support.tabular import in_pandas
+from numpyro_spikeslab.tables.background import COVARIANCE, rotated_fit
 from numpyro_spikeslab.tables.chains import Run, TableModel, fit_and_chains
-from numpyro_spikeslab.tables.checks import checked_rows, checked_table
+from numpyro_spikeslab.tables.checks import checked_background, checked_rows, checked_table
 from numpyro_spikeslab.tables.columns import TableColumns, checked_columns
 from numpyro_spikeslab.tables.formula import formula_table
 from numpyro_spikeslab.tables.predict import MAX_NUMBERS, log_likelihood
@@ -39,6 +40,7 @@ def sparse_regression(
     weights: Any = None,
     offset: Any = None,
     totals: Any = None,
+    background: Any = None,
     expected_size: float | None = None,
     num_warmup: int | None = None,
     num_samples: int | None = None,
@@ -182,7 +184,8 @@ def sparse_regression(
     rows = checked_rows(given, table.values, kind, of_rows)
     columns = checked_columns(table["feature"].to_index(), given.always, given.groups, inclusion)
     model = TableModel(kind, columns.groups, columns.heredity(heredity, given.parents))
-    units, arguments = standardise(table, rows, columns.always, kind)
+    covariance = checked_background(background, kind, len(rows.y), given.labels)
+    units, arguments = standardise(table, rows, columns.always, kind, covariance)
     problem = Problem(model, arguments, columns, units, expected_size, table.values)
     tree = analyse(run, problem)
     intercept, w = (mean(posterior(tree)[name]).values for name in ("intercept", "w"))
@@ -190,10 +193,14 @@ def sparse_regression(
     ones = np.ones(len(rows.y))
     weights = (ones, rows.weights) if kind.has_precisions else (rows.weights, ones)
     fitted = Fitted(*(x[rows.seen] for x in (rows.y, predictor, *weights)))
-    if advice := kind.advice(fitted):
+    if advice := kind.advice(rotated_fit(tree, units, fitted)):
         # of the caller, past the decorator
         warnings.warn(f"sparse_regression: {advice}.", stacklevel=3)
-    constants = {k: ("row", getattr(rows, k)) for k, x in of_rows.items() if x is not None}
+    constants: dict[str, Any] = {
+        k: ("row", getattr(rows, k)) for k, x in of_rows.items() if x is not None
+    }
+    if np.ndim(covariance):
+        constants[COVARIANCE] = ["covariance_row", "covariance_column"], covariance
     tree["constant_data"] = tree["constant_data"].to_dataset().assign(constants | {"X": table})
     # counts and classes are whole numbers to ArviZ, too
     whole, like = kind.units is None, table.isel(feature=0, drop=True)
