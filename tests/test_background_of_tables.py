@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 from refusals import refusals
 from scipy import stats
-from truth.enumeration import regression, sum_over_scales
+from scipy.special import logsumexp, softmax
+from truth.enumeration import enumerate_models, regression
 from truth.small_table import NAMES, table
 
 from jax import random
@@ -15,6 +16,7 @@ from jax import random
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.tables.background import RowsGivenDraws
+from numpyro_spikeslab.tables.evidence import standard_problem
 from numpyro_spikeslab.tables.predict import kind_of, stored_rows
 
 SHORT = "ignore:sparse_regression. the Monte Carlo"
@@ -157,15 +159,17 @@ def test_the_posterior_is_that_of_all_models_and_scales():
     def at(sigma, tau, slab):
         return regression(*rotated, np.sqrt(sigma**2 + tau**2 * parts.eigenvalues), 0.3, slab)
 
-    def log_prior(models, *point):
-        return -0.5 * np.sum(np.square(point))
-
-    exact = sum_over_scales(at, grid, log_prior)
+    models = [enumerate_models(at(*point)) for point in grid]
+    logs = np.array([model.log_evidence for model in models]) - 0.5 * np.square(grid).sum(axis=1)
     draws = posterior(tree)
+    evidence, constant = nss.log_evidence(KEY, tree), standard_problem(tree)[3]
+    expected = logsumexp(logs) + 1.5 * np.log(2 / np.pi) + 3 * np.log(step) + constant
+    assert abs(evidence.value - expected) < 4 * evidence.se + 0.03
     found = nss.summary(tree, "w", round_to=None)["inclusion"]
-    np.testing.assert_allclose(found, exact[:6], atol=0.02)
+    exact = softmax(logs) @ [model.inclusion for model in models]
+    np.testing.assert_allclose(found, exact, atol=0.02)
     scales = [float(draws[k].mean()) / y.std() for k in ("sigma", "background_scale")]
-    np.testing.assert_allclose(scales, exact[12:14], atol=0.02)
+    np.testing.assert_allclose(scales, (softmax(logs) @ grid)[:2], atol=0.02)
 
 
 def test_a_background_takes_what_small_effects_explain():

@@ -61,11 +61,12 @@ class PairedGibbs(BlockKernel):
     """Draws pairs (slab, spike) from their exact conditionals (supplement, section 2).
 
     It also draws noise scales, slab scales and inclusion probabilities that are sites of their own,
-    under any prior on positive numbers or on probabilities, and coefficients, which are Normal
-    sites in which the location is affine. Alone, it samples models without other latent sites. As a
-    block of :class:`numpyro.infer.Gibbs` it draws the sites that it is given, for example the pairs
-    (:func:`~numpyro_spikeslab.paired_sites`). If the design depends on sites of other blocks,
-    continuous or discrete, it is evaluated in every step.
+    under any prior on positive numbers or on probabilities, sites on which only the noise scales of
+    a Normal likelihood depend, as ``sqrt(sigma**2 + tau**2 * z)`` does, and coefficients, which are
+    Normal sites in which the location is affine. Alone, it samples models without other latent
+    sites. As a block of :class:`numpyro.infer.Gibbs` it draws the sites that it is given, for
+    example the pairs (:func:`~numpyro_spikeslab.paired_sites`). If the design depends on sites of
+    other blocks, continuous or discrete, it is evaluated in every step.
 
     The observations may have any distribution of single numbers whose density depends on the
     weights through a predictor that is affine in them, such as ``Poisson(exp(X @ w))``, or a
@@ -181,7 +182,7 @@ class PairedGibbs(BlockKernel):
         new |= draw_scales(key_scales, now, new)
         if now.roles():
             # scales are drawn without the excluded slabs, and these after them from their prior
-            scales, slabs = now.draw(keys, now.values, pairs, drawn.squares, pairs[0])
+            scales, slabs = now.draw(keys, now.values | new, pairs, drawn.squares, pairs[0])
             new |= scales
             if now.roles(SlabRole):
                 new |= form.split(jnp.ravel(jax.lax.optimization_barrier(slabs)), "{}_slab")

@@ -42,7 +42,7 @@ class RowsGivenDraws(NamedTuple):
         :param rows: of the regression.
         """
         y, draws = dt["observed_data"].to_dataset()["y"].values.astype(float), posterior(dt)
-        of_rows = (rows[name].values for name in ("weights", "offset", "totals"))
+        of_rows = (rows[name].values for name in ("weights", "offset", "beside"))
         given = Rows(rows["X"].values, y, *of_rows)
         covariance = rows[COVARIANCE].values if COVARIANCE in rows else True
         none = np.zeros(rows.sizes["feature"], bool)

@@ -67,7 +67,7 @@ def standardise(
     X, y = (rows.X - mean) / sd * varies, rows.y
     y_mean, y_sd, noise, parts = 0.0, 1.0, 1.0, None
     if kind.units is not None:
-        y = y - rows.offset
+        y = kind.level(y, rows.beside) - rows.offset
         y_mean, y_sd = map(float, kind.units(y, rows.weights))
         y = (y - y_mean) / y_sd
     if not kind.has_intercept:
@@ -86,6 +86,9 @@ def standardise(
     data = {"X": X[:, ~always], "y": y}
     if parts is not None:
         data["background"] = parts.eigenvalues
+    if kind.has_limits:
+        unit = np.exp(rows.offset + y_mean)
+        data["y"], data["upper"] = ((x / unit) ** (1 / y_sd) for x in (rows.y, rows.beside))
     if (count != 1).any() and not kind.has_precisions:
         data["count"] = count
     if always.any():
@@ -93,7 +96,7 @@ def standardise(
     if kind.units is None:
         data["offset"] = rows.offset
     if kind.has_trials:
-        data["totals"] = rows.totals
+        data["totals"] = rows.beside
     x = of_columns(table["feature"], mean=mean, sd=sd, varies=varies)
     return Units(x, y_mean, y_sd, noise, total, parts), data
 
