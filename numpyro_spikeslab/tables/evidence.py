@@ -2,6 +2,7 @@
 """The evidence of a model or of a regression, and tables of models of one response."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import arviz_stats
@@ -136,11 +137,9 @@ def tempered_evidence(
         nss.compare_models(evidence)
     """
     check_key(rng_key)
-    sizes = (
-        checked_count("num_islands", num_islands, 2),
-        checked_count("num_particles", num_particles, 2),
-    )
-    return evidence_of_functions(rng_key, model, (args, kwargs), sizes, progress_bar)
+    checked_count("num_particles", num_particles, 2)
+    sizes = checked_count("num_islands", num_islands, 2), num_particles
+    return evidence_of_functions(rng_key, partial(model, *args, **kwargs), sizes, progress_bar)
 
 
 def standard_problem(dt: xr.DataTree) -> tuple[Any, dict[str, Any], dict[str, Any], float]:
