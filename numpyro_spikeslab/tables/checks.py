@@ -15,7 +15,7 @@ from numpyro_spikeslab.models.responses import RESPONSES, ROUNDING, ResponseKind
 from numpyro_spikeslab.support.files import plain_labels
 from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
-from numpyro_spikeslab.support.tabular import as_numbers, row_labels
+from numpyro_spikeslab.support.tabular import as_numbers, in_pandas, row_labels
 from numpyro_spikeslab.tables.formula import Given
 
 
@@ -96,6 +96,23 @@ def checked_rows(
         if np.std(response) <= ROUNDING * np.max(np.abs(response)):
             raise bad("y", f"{response[0]} in every row", "numbers that differ")
     return rows
+
+
+def checked_background(background: Any, kind: ResponseKind, size: int, labels: Any) -> Any:
+    """Return the covariance of a background in order, `True` for that of all columns, or `None`."""
+    if background is None or background is False:
+        return None
+    if kind.name != "normal":
+        got = f"a background of likelihood={kind.name!r}"
+        raise bad("background", got, "None unless likelihood='normal'", "Others have no rotation.")
+    if background is True:
+        return True
+    frame, axis = in_pandas("background", background), Axis("row of X", size, labels)
+    K = as_numbers("background", frame)
+    if K.shape != (size, size):
+        raise bad("background", f"the shape {K.shape}", f"True or ({size}, {size}), one row each")
+    names = row_labels(frame), getattr(frame, "columns", None)
+    return K[np.ix_(*(axis.order("background", each) for each in names))]
 
 
 def check_totals(kind: ResponseKind, totals: Any) -> None:
