@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 import numpyro
@@ -24,6 +25,7 @@ def sparse_regression(
     groups: Sequence[int] | None = None,
     heredity: Any = None,
     likelihood: str = "normal",
+    num_levels: int = 2,
 ) -> Callable[..., Any]:
     r"""Make a sparse regression of a response on standardised columns.
 
@@ -39,15 +41,18 @@ def sparse_regression(
     ``"logit"``              ``Bernoulli(logits=f)``
     ``"probit"``             ``Bernoulli(probs=ndtr(f))``
     ``"binomial"``           ``Binomial(totals, logits=f)``
+    ``"ordered"``            ``OrderedLogistic(f, cutpoints)``, without an intercept; under the
+                             prior of ``cutpoints`` all probabilities of the levels are alike at the
+                             predictor 0: ``Dirichlet(1, ..., 1)``
     ``"poisson"``            ``Poisson(exp(f))``
     ``"negative_binomial"``  ``NegativeBinomial2(exp(f), concentration)``, with
                              ``concentration`` from ``LogNormal(0, 2)``
     ``"student"``            ``StudentT(dof, f, sigma)``, with ``dof`` from ``Gamma(2, 0.1)``
     ======================== =========================================================
 
-    :class:`~numpyro_spikeslab.PairedGibbs` draws all sites but ``concentration``, and but ``sigma``
-    and ``dof`` of a Student-t likelihood, which need NUTS beside it. Where more than half of the
-    responses of a Student-t likelihood are equal, the posterior is improper.
+    :class:`~numpyro_spikeslab.PairedGibbs` draws all sites but ``concentration``, ``cutpoints``,
+    and ``sigma`` and ``dof`` of a Student-t likelihood, which need NUTS beside it. Where more than
+    half of the responses of a Student-t likelihood are equal, the posterior is improper.
 
     :param noise_scale: scale of the HalfNormal prior of ``sigma``. The default is weak, since the
         noise of a standardised response is at most about 1.
@@ -59,6 +64,7 @@ def sparse_regression(
     :param groups: the number of each column's group, see :func:`~numpyro_spikeslab.spike_slab`.
     :param heredity: the parents of interactions, likewise.
     :param likelihood: a name above, or ``"normal"``.
+    :param num_levels: number K of levels of an ordered likelihood, whose responses are 0 to K - 1.
     :return: ``model(X, y=None, always=None, offset=None, totals=1, mask=True, count=None)`` with
         ``X`` of shape (N, P) and ``y`` of shape (N,). ``always`` are columns without spikes, shape
         (N, A); their weights are the site ``always``, shape (A,), with the prior
@@ -81,7 +87,7 @@ def sparse_regression(
     kind = response_kind(likelihood)
 
     def model(X, y=None, always=None, offset=None, totals=1, mask=True, count=None):
-        priors = kind.sites(noise_scale)
+        priors = kind.sites(noise_scale, num_levels)
         sites = {name: numpyro.sample(name, prior) for name, prior in priors.items()}
         slab = numpyro.sample("slab_scale", dist.HalfNormal(slab_scale))
         pi = probabilities
@@ -97,6 +103,8 @@ def sparse_regression(
                 f += always @ numpyro.sample("always", dist.Normal(0.0, WIDE))
         if offset is not None:
             f += offset
+        # NumPyro takes levels as integers alone
+        y = jnp.asarray(y, int) if kind.num_levels and y is not None else y
         counted = nullcontext() if count is None else handlers.scale(scale=count)
         with numpyro.plate("row", X.shape[0]), handlers.mask(mask=mask), counted:
             numpyro.sample("y", kind.distribution(f, totals, **sites), obs=y)

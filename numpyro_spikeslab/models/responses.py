@@ -31,14 +31,16 @@ class ResponseKind(NamedTuple):
 
     - **name** - the argument ``likelihood`` of a regression.
     - **distribution** - of observations, given the predictor, the trials, and the sites by name.
-    - **sites** - priors of the distribution's own sites, all positive, in standard units, given
-      the scale of noise.
+    - **sites** - priors of the distribution's own sites in standard units, given the scale of noise
+      and the number of levels.
     - **free_sites** - the sites that need NUTS.
     - **check** - refuses responses, given with their trials, that the distribution does not allow.
     - **ends** - responses, divided by trials, that are most probable at an infinite predictor.
     - **units** - centre and scale by which responses, less offsets, are standardised; `None` if
       the predictor has a scale of its own.
-    - **has_intercept** - whether the model has an intercept; else contrasts of rows do without.
+    - **has_intercept** - whether the model has an intercept.
+    - **has_contrasts** - whether contrasts of rows take its place.
+    - **num_levels** - of classes in order, whose cut points take its place; else 0.
     - **has_precisions** - whether weights of rows are precisions; else they are how often a row
       counts.
     - **has_fractions** - whether a row may count a fraction of a time: whether powers of the
@@ -57,12 +59,14 @@ class ResponseKind(NamedTuple):
 
     name: str
     distribution: Callable[..., dist.Distribution]
-    sites: Callable[[Any], dict[str, dist.Distribution]] = lambda noise: {}
+    sites: Callable[[Any, int], dict[str, dist.Distribution]] = lambda noise, levels: {}
     free_sites: tuple[str, ...] = ()
     check: Callable[[Numbers, Numbers], None] = lambda y, totals: None
     ends: tuple[float, ...] = ()
     units: Callable[..., tuple[float, float]] | None = None
     has_intercept: bool = True
+    has_contrasts: bool = False
+    num_levels: int = 0
     has_precisions: bool = False
     has_fractions: bool = True
     has_trials: bool = False
@@ -72,9 +76,14 @@ class ResponseKind(NamedTuple):
     ratio: str | None = None
     advice: Callable[["Fitted"], str] = lambda fitted: ""
 
+    @property
+    def own_sites(self) -> dict[str, dist.Distribution]:
+        """Return the priors of the distribution's own sites for a noise of 1."""
+        return self.sites(1.0, self.num_levels)
+
     def of_rows(self, f: Any, sites: dict[str, Any], totals: Any, weights: Any) -> Any:
         """Return the distributions of rows at draws of their predictor, shape (S, N), and of the
-        sites, each (S, 1)."""
+        sites, each (S, 1), or (S, 1, D) of vectors."""
         # where weights are precisions, noise is the only site
         scale = weights**-0.5 if self.has_precisions else 1.0
         trials = totals.astype(int)
@@ -210,15 +219,27 @@ def advice_on_separation(limit: float, fitted: Fitted) -> str:
     )
 
 
+def uniform_levels(levels: int) -> dist.Distribution:
+    """Return the prior of cut points under which all probabilities of the levels at the predictor 0
+    are alike.
+
+    The data then count as if each level had one row more, however many levels there are. Betancourt
+    (2019, *Ordinal regression*) calls it an induced Dirichlet prior.
+    """
+    to_cutpoints = dist.transforms.SimplexToOrderedTransform()
+    return dist.TransformedDistribution(dist.Dirichlet(jnp.ones(levels)), to_cutpoints)
+
+
 of_log_odds, of_probits = (partial(advice_on_separation, limit) for limit in (13.0, 7.5))
 
 KINDS = (
     ResponseKind(
         "normal",
         lambda f, totals, sigma: dist.Normal(f, sigma),
-        lambda noise: {"sigma": dist.HalfNormal(noise)},
+        lambda noise, levels: {"sigma": dist.HalfNormal(noise)},
         units=moments,
         has_intercept=False,
+        has_contrasts=True,
         has_precisions=True,
         warmup=50,
         advice=advice_on_tails,
@@ -227,7 +248,7 @@ KINDS = (
         "student",
         lambda f, totals, sigma, dof: dist.StudentT(dof, f, sigma),
         # the prior of Juarez and Steel (2010) allows all tails from heavy to Normal ones
-        lambda noise: {"sigma": dist.HalfNormal(noise), "dof": dist.Gamma(2.0, 0.1)},
+        lambda noise, levels: {"sigma": dist.HalfNormal(noise), "dof": dist.Gamma(2.0, 0.1)},
         ("sigma", "dof"),
         units=median_and_deviation,
         mean=attrgetter("loc"),
@@ -258,6 +279,18 @@ KINDS = (
         advice=of_log_odds,
     ),
     ResponseKind(
+        "ordered",
+        lambda f, totals, cutpoints: dist.OrderedLogistic(f, cutpoints),
+        lambda noise, levels: {"cutpoints": uniform_levels(levels)},
+        ("cutpoints",),
+        ends=(0.0,),
+        has_intercept=False,
+        num_levels=2,
+        mean=attrgetter("probs"),
+        ratio="odds_ratio",
+        advice=of_log_odds,
+    ),
+    ResponseKind(
         "poisson",
         lambda f, totals: dist.Poisson(jnp.exp(f)),
         check=check_counts,
@@ -269,7 +302,7 @@ KINDS = (
     ResponseKind(
         "negative_binomial",
         lambda f, totals, concentration: dist.NegativeBinomial2(jnp.exp(f), concentration),
-        lambda noise: {"concentration": dist.LogNormal(0.0, 2.0)},
+        lambda noise, levels: {"concentration": dist.LogNormal(0.0, 2.0)},
         ("concentration",),
         check=check_counts,
         ends=(0.0,),

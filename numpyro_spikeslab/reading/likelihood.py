@@ -21,6 +21,7 @@ from numpyro_spikeslab.algebra.augmentation import (
     Augmentation,
     Laplace,
     Logistic,
+    Ordered,
     Probit,
     StandIn,
     StudentT,
@@ -307,6 +308,13 @@ LINKS = (
         jnp.asarray,
         lambda fn, y, count: StudentT(y, fn.df, fn.scale),
         lambda fn, y, count: StudentT(y, fn.df, fn.scale, count),
+    ),
+    Link(
+        dist.OrderedLogistic,
+        "predictor",
+        jnp.asarray,
+        lambda fn, y, count: Ordered(y, fn.cutpoints),
+        lambda fn, y, count: Ordered(y, fn.cutpoints, count[..., None]),
     ),
     Link(dist.Laplace, "loc", jnp.asarray, lambda fn, y, count: Laplace(y, fn.scale)),
 )

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse regression of a response on a table, without a model written by the user."""
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 import warnings
 
@@ -17,7 +18,7 @@ from numpyro_spikeslab.support.files import stored_columns
 from numpyro_spikeslab.support.precision import in_double_precision
 from numpyro_spikeslab.support.tabular import in_pandas
 from numpyro_spikeslab.tables.chains import Run, TableModel, fit_and_chains
-from numpyro_spikeslab.tables.checks import checked_rows, checked_table
+from numpyro_spikeslab.tables.checks import checked_rows, checked_table, ordered_levels
 from numpyro_spikeslab.tables.columns import TableColumns, checked_columns
 from numpyro_spikeslab.tables.formula import formula_table
 from numpyro_spikeslab.tables.predict import MAX_NUMBERS, log_likelihood
@@ -178,6 +179,10 @@ def sparse_regression(
     run = Run.checked(kind, key, num_warmup, num_samples, num_chains, progress_bar)
     given = formula_table(X, y, data, groups, always)
     of_rows = {"offset": offset, "totals": totals, "weights": weights}
+    levels: list[str] = []
+    if kind.num_levels and given.y is not None:
+        y, levels = ordered_levels(given.y)
+        given, kind = given._replace(y=y), kind._replace(num_levels=len(levels))
     table = checked_table(in_pandas("X", given.X), given.labels)
     rows = checked_rows(given, table.values, kind, of_rows)
     columns = checked_columns(table["feature"].to_index(), given.always, given.groups, inclusion)
@@ -185,7 +190,10 @@ def sparse_regression(
     units, arguments = standardise(table, rows, columns.always, kind)
     problem = Problem(model, arguments, columns, units, expected_size, table.values)
     tree = analyse(run, problem)
-    intercept, w = (mean(posterior(tree)[name]).values for name in ("intercept", "w"))
+    draws = posterior(tree)
+    w = mean(draws["w"]).values
+    # cut points are about the middle of predictors
+    intercept = mean(draws["intercept"]).values if "intercept" in draws else -w @ rows.X.mean(0)
     predictor = rows.offset + intercept + rows.X @ w
     ones = np.ones(len(rows.y))
     weights = (ones, rows.weights) if kind.has_precisions else (rows.weights, ones)
@@ -202,9 +210,19 @@ def sparse_regression(
     if given.variables is not None:
         tree["constant_data"].attrs["formula"] = X
         tree["data"] = stored_columns(given.variables, "row")
-    if posterior(tree)["intercept"].size * len(table) <= MAX_NUMBERS:
+    if levels:
+        name_levels(tree, levels)
+    if draws["slab_scale"].size * len(table) <= MAX_NUMBERS:
         tree["log_likelihood"] = log_likelihood(tree).to_dataset()
     return tree
+
+
+def name_levels(tree: xr.DataTree, levels: list[str]) -> None:
+    """Name the levels of classes in order, and the cut points between them."""
+    between = [f"{low}|{high}" for low, high in pairwise(levels)]
+    for path in {"/posterior", "/cavi/posterior"} & {*tree.groups}:
+        tree[path] = tree[path].to_dataset().assign_coords(cutpoint=between)
+    tree["constant_data"] = tree["constant_data"].to_dataset().assign_coords(level=levels)
 
 
 class Problem(NamedTuple):
