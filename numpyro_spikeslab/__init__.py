@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpyro_spikeslab.reporting.plot_inclusion import plot_inclusion, plot_weights
     from numpyro_spikeslab.reporting.tables import compare, summary
     from numpyro_spikeslab.tables.estimators import SparseClassifier, SparseRegressor
-    from numpyro_spikeslab.tables.evidence import compare_models, log_evidence
+    from numpyro_spikeslab.tables.evidence import compare_models, log_evidence, tempered_evidence
     from numpyro_spikeslab.tables.predict import log_likelihood, predict
     from numpyro_spikeslab.tables.regression import sparse_regression
     from numpyro_spikeslab.tables.statistics import sparse_regression_from_statistics
@@ -68,6 +68,7 @@ __all__ = [
     "sparse_regression_from_statistics",
     "spike_slab",
     "summary",
+    "tempered_evidence",
 ]
 try:
     __version__ = _installed_version("numpyro_spikeslab")
@@ -98,6 +99,7 @@ _LAZY = {
     "sparse_regression": "tables.regression",
     "sparse_regression_from_statistics": "tables.statistics",
     "summary": "reporting.tables",
+    "tempered_evidence": "tables.evidence",
 }
 
 if not TYPE_CHECKING:  # for type checkers all names above are there, and no others

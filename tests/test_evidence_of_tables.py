@@ -110,7 +110,7 @@ def test_draws_in_standard_units_are_those_of_the_chains(likelihood):
     tree = table_chains._tree(given_draws, sizes, ["chain", "draw"])
     dt = convert_to_units(tree, units, columns, rng)
     inclusion = columns.prior(units.x["varies"].values, units.num_rows, None)[2]
-    of_rows = {name: ("row", getattr(given, name)) for name in ("weights", "offset", "totals")}
+    of_rows = {name: ("row", getattr(given, name)) for name in ("weights", "offset", "beside")}
     constants = {"X": values, "prior_inclusion.w": ("feature", inclusion), **of_rows}
     constants["group.w"] = "feature", columns.labels
     attrs = {"likelihood": likelihood}

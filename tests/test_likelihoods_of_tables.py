@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Regressions of a table under all likelihoods, with weights, offsets, groups and priors."""
 
-from functools import reduce
+from functools import partial, reduce
 from itertools import product
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 from scipy import special, stats
 from scipy.special import logsumexp
 from truth.known_draws import columns_of
+from truth.time_cases import TIMES, log_density as log_density_of_times
 
 from jax import random
 
@@ -45,11 +46,13 @@ DENSITIES = {
         - (y + r) * np.logaddexp(np.log(r), f)
     ),
 }
+DENSITIES |= {name: partial(log_density_of_times, name) for name in TIMES}
 SITES = {
     "normal": {"sigma": stats.halfnorm},
     "student": {"sigma": stats.halfnorm, "dof": stats.gamma(2.0, scale=10.0)},
     "negative_binomial": {"concentration": stats.lognorm(2.0)},
     "ordered": {"cutpoints": stats.logistic},
+    **{name: {"sigma": stats.halfnorm} for name in TIMES if name != "exponential"},
 }
 
 
@@ -195,7 +198,7 @@ def test_noise_that_vanishes_is_an_error():
 def test_models_have_the_density_that_is_documented(likelihood):
     rng = np.random.default_rng(0)
     X, Z, offset = rng.normal(size=(6, 3)), rng.normal(size=(6, 1)), rng.normal(size=6)
-    y = rng.binomial(1, 0.5, 6).astype(float)
+    y = rng.binomial(1, 0.5, 6) + (1.5 if likelihood in TIMES else 0.0)
     values = {"w_spike": np.array([1, 0]), "w_slab": rng.normal(size=3), "slab_scale": 0.7}
     values |= {"always": rng.normal(size=1), "intercept": 0.3, "inclusion": 0.2}
     values |= dict.fromkeys(SITES.get(likelihood, {}), 1.3)
@@ -214,6 +217,7 @@ def test_models_have_the_density_that_is_documented(likelihood):
     expected += stats.norm.logpdf(values["w_slab"], 0, 0.7).sum()
     sites = SITES.get(likelihood, {})
     expected += sum(prior.logpdf(1.3) for prior in sites.values())
+    y = np.stack([y, y]) if likelihood in TIMES else y
     expected += DENSITIES[likelihood](y, f, *[1.3] * len(sites)).sum()
     assert got == pytest.approx(expected, rel=1e-9)
 

@@ -3,17 +3,23 @@
 
 from itertools import product
 
+import arviz_stats
 import numpy as np
 import pandas as pd
+import polars as pl
 import pytest
+from refusals import refusals
 from scipy import optimize, stats
 from scipy.special import expit, logsumexp
 from truth.known_draws import columns_of
+import xarray as xr
 
 from jax import random
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.reporting.arviz_data import posterior
+from numpyro_spikeslab.tables.checks import ordered_levels
+from numpyro_spikeslab.tables.formula import formula_table
 
 TOLD = "ignore:sparse_regression. the Monte Carlo", "ignore:sparse_regression. the fit includes no"
 pytestmark = pytest.mark.filterwarnings("error", *TOLD)
@@ -89,3 +95,105 @@ def test_chains_and_evidence_are_those_of_all_models(counts):
     assert (error[:P] < 0.02).all() and (error[P:] < 0.04).all()
     evidence = nss.log_evidence(KEY, tree)
     assert abs(evidence.value - log_evidence) < 0.05 + 4 * evidence.se
+
+
+SHORT = {"likelihood": "ordered", "num_warmup": 200, "num_samples": 250, "progress_bar": False}
+
+
+@pytest.fixture(scope="module")
+def dt():
+    """A regression on columns in units of their own, all of them always in."""
+    frame = pd.DataFrame(X * [1, 10, 0.1, 2] + [5, 0, -3, 1], columns=list("abcd"))
+    return frame, nss.sparse_regression(KEY, frame, levels(Y), always=list("abc"), **SHORT)
+
+
+def test_without_spikes_weights_are_those_of_maximum_likelihood(dt):
+    """Within a quarter of their errors, for the priors are wide."""
+    frame, tree = dt
+    table = frame.drop(columns="d").to_numpy()
+    mean, sd = table.mean(axis=0), table.std(axis=0)
+
+    def loss(z):
+        cuts = np.stack([z[-2], z[-2] + np.exp(z[-1])])
+        return -log_likelihood(z[:3] @ ((table - mean) / sd).T, cuts)
+
+    found = optimize.minimize(loss, [0.1, 0.1, 0.1, -1.0, 0.7])
+    draws = posterior(tree)
+    w = draws["w"].sel(feature=list("abc"))
+    errors = found.hess_inv.diagonal()[:3] ** 0.5 / sd
+    assert (abs(w.mean(["chain", "draw"]) - found.x[:3] / sd) < 0.25 * errors).all()
+    cuts = found.x[3] + np.array([0, np.exp(found.x[4])]) + found.x[:3] @ (mean / sd)
+    spread = draws["cutpoints"].std(["chain", "draw"]).values
+    assert (abs(draws["cutpoints"].mean(["chain", "draw"]) - cuts) < 0.25 * spread).all()
+
+
+def test_levels_are_named_in_results_and_files(dt, tmp_path):
+    pytest.importorskip("h5py")
+    frame, tree = dt
+    tree.to_netcdf(tmp_path / "result.nc")
+    with xr.open_datatree(tmp_path / "result.nc") as file:
+        saved = file.load()
+    for each in tree, saved:
+        for group in each, each["cavi"]:
+            assert group["posterior"]["cutpoint"].values.tolist() == ["low|middle", "middle|high"]
+            assert "intercept" not in group["posterior"]
+        probs = nss.predict(each, frame[:5], kind="mean")
+        assert probs.dims == ("chain", "draw", "row", "level")
+        assert probs["level"].values.tolist() == NAMES
+        np.testing.assert_array_equal(each["observed_data"]["y"], Y)
+    assert "odds_ratio" in nss.summary(tree, "w", ratios=True)
+    assert {"cutpoints[low|middle]", "w[a]"} <= {*nss.summary(tree).index}
+    assert arviz_stats.loo(tree).elpd < 0
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: pd.Series(levels(Y)), NAMES),
+        (lambda: pl.Series(np.array(NAMES)[Y], dtype=pl.Enum(NAMES)), NAMES),
+        (lambda: [int(x) for x in Y], ["0", "1", "2"]),
+        (lambda: np.array([3.0, 4.5, 10.0])[Y], ["3", "4.5", "10"]),
+    ],
+    ids=["pandas", "polars", "whole numbers", "numbers"],
+)
+def test_levels_are_categories_in_order_or_sorted_numbers(make, names):
+    codes, found = ordered_levels(make())
+    np.testing.assert_array_equal(codes, Y)
+    assert found == names
+
+
+def test_formulas_take_categories_in_order():
+    pytest.importorskip("formulaic")
+    frame = pd.DataFrame(X, columns=list("abcd")).assign(grade=levels(Y))
+    given = formula_table("grade ~ a + b", None, frame, None, ())
+    np.testing.assert_array_equal(ordered_levels(given.y)[0], Y)
+
+
+def regress(y, **options):
+    nss.sparse_regression(KEY, X, y, **SHORT | options)
+
+
+REFUSED = {
+    "no order": (
+        lambda: regress(pd.Categorical(np.array(NAMES)[Y])),
+        "y: got categories without an order, expected numbers, or categories with .*ordered=True",
+    ),
+    "strings": (lambda: regress([NAMES[k] for k in Y]), "y: got strings, expected numbers, or cat"),
+    "empty level": (
+        lambda: regress(levels(Y, [*NAMES, "top"])),
+        r"y: got the levels \['top'\] in no row, .*remove_unused_categories",
+    ),
+    "missing": (
+        lambda: regress(pd.Categorical([None, *levels(Y)[1:]], NAMES, ordered=True)),
+        "y: got 1 missing values",
+    ),
+    "one level": (lambda: regress(0 * Y), "y: got 0.0 in every row, expected numbers that differ"),
+    "no number": (lambda: regress(np.where(Y == 1, np.nan, Y)), "y: got nan in row"),
+    "no response": (lambda: regress(None), "y: got None, expected the response"),
+    "totals": (lambda: regress(Y, totals=3), "totals: got numbers"),
+    "other likelihood": (
+        lambda: regress(levels(Y), likelihood="logit"),
+        "y: got categories .* expected numbers",
+    ),
+}
+test_what_are_no_classes_in_order_is_refused = refusals(REFUSED)

@@ -48,11 +48,15 @@ def sparse_regression(
     ``"negative_binomial"``  ``NegativeBinomial2(exp(f), concentration)``, with
                              ``concentration`` from ``LogNormal(0, 2)``
     ``"student"``            ``StudentT(dof, f, sigma)``, with ``dof`` from ``Gamma(2, 0.1)``
+    ``"weibull"``            ``Weibull(exp(f), 1 / sigma)``
+    ``"lognormal"``          ``LogNormal(f, sigma)``
+    ``"loglogistic"``        the exponential of ``Logistic(f, sigma)``
+    ``"exponential"``        ``Exponential(exp(-f))``
     ======================== =========================================================
 
     :class:`~numpyro_spikeslab.PairedGibbs` draws all sites but ``concentration``, ``cutpoints``,
-    and ``sigma`` and ``dof`` of a Student-t likelihood, which need NUTS beside it. Where more than
-    half of the responses of a Student-t likelihood are equal, the posterior is improper.
+    ``dof``, and ``sigma`` of other likelihoods than Normal, which need NUTS beside it. Where more
+    than half of the responses of a Student-t likelihood are equal, the posterior is improper.
 
     :param noise_scale: scale of the HalfNormal prior of ``sigma``. The default is weak, since the
         noise of a standardised response is at most about 1.
@@ -65,12 +69,13 @@ def sparse_regression(
     :param heredity: the parents of interactions, likewise.
     :param likelihood: a name above, or ``"normal"``.
     :param num_levels: number K of levels of an ordered likelihood, whose responses are 0 to K - 1.
-    :return: ``model(X, y=None, always=None, offset=None, totals=1, mask=True, count=None)`` with
-        ``X`` of shape (N, P) and ``y`` of shape (N,). ``always`` are columns without spikes, shape
-        (N, A); their weights are the site ``always``, shape (A,), with the prior
-        :math:`\mathcal{N}(0, 10^2)`. ``offset`` is added to the predictor, and ``totals`` are the
-        trials of Binomial observations. Rows where the boolean ``mask`` is false are no
-        observations, and the others count ``count`` times, once by default.
+    :return: ``model(X, y=None, always=None, offset=None, totals=1, upper=None, mask=True,
+        count=None)`` with ``X`` of shape (N, P) and ``y`` of shape (N,). ``always`` are columns
+        without spikes, shape (N, A); their weights are the site ``always``, shape (A,), with the
+        prior :math:`\mathcal{N}(0, 10^2)`. ``offset`` is added to the predictor, and ``totals`` are
+        the trials of Binomial observations. Times lie between ``y`` and ``upper``, by default at
+        ``y``. Rows where the boolean ``mask`` is false are no observations, and the others count
+        ``count`` times, once by default.
     :raises ValueError: if there is no such likelihood.
 
     **Example**
@@ -86,7 +91,7 @@ def sparse_regression(
     """
     kind = response_kind(likelihood)
 
-    def model(X, y=None, always=None, offset=None, totals=1, mask=True, count=None):
+    def model(X, y=None, always=None, offset=None, totals=1, upper=None, mask=True, count=None):
         priors = kind.sites(noise_scale, num_levels)
         sites = {name: numpyro.sample(name, prior) for name, prior in priors.items()}
         slab = numpyro.sample("slab_scale", dist.HalfNormal(slab_scale))
@@ -105,8 +110,12 @@ def sparse_regression(
             f += offset
         # NumPyro takes levels as integers alone
         y = jnp.asarray(y, int) if kind.num_levels and y is not None else y
+        beside = totals
+        if kind.has_limits:
+            # times that are drawn have no limits
+            beside = jnp.inf if y is None else y if upper is None else upper
         counted = nullcontext() if count is None else handlers.scale(scale=count)
         with numpyro.plate("row", X.shape[0]), handlers.mask(mask=mask), counted:
-            numpyro.sample("y", kind.distribution(f, totals, **sites), obs=y)
+            numpyro.sample("y", kind.distribution(f, beside, **sites), obs=y)
 
     return model

@@ -13,7 +13,7 @@ from numpyro_spikeslab.reading.probe import Verdict, find_verdict
 from numpyro_spikeslab.reading.program import Program, are_concrete, stand_ins
 from numpyro_spikeslab.reading.proof import Proof
 from numpyro_spikeslab.reading.provenance import Step, provenance, union
-from numpyro_spikeslab.reading.roles import NoiseRole
+from numpyro_spikeslab.reading.roles import CoefficientRole, NoiseRole
 
 
 def candidates(proof: Proof, trace: dict[str, Any], joint: bool) -> list[Form]:
@@ -91,12 +91,14 @@ def settle(form: Form, plain: Form, verdict: Verdict) -> Form:
         form = replace(form, varying_noise=False)
     if form.of_tasks and not verdict.of_tasks:
         form = replace(form, of_tasks=(), coefficients=plain.coefficients, links=plain.links)
-    # noise that changes along tasks is no number of a task
-    varying = NoiseRole if form.varying_noise else ()
+    # noise that changes along tasks is no number of a task, and scales are of all coefficients
+    no_roles = (NoiseRole,) if form.varying_noise else ()
+    if not {*plain.coefficients} <= {*form.coefficients}:
+        no_roles += (CoefficientRole,)
     roles = zip(form.roles, verdict.plays, strict=True)
     return replace(
         form,
-        roles=tuple(role for role, plays in roles if plays and not isinstance(role, varying)),
+        roles=tuple(role for role, plays in roles if plays and not isinstance(role, no_roles)),
         complete=form.complete and bool(verdict.same_counts),
         likelihood=form.likelihood if verdict.single else form.likelihood.repeated(),
     )

@@ -86,6 +86,11 @@ class Standardised(NamedTuple):
         """Return the values of the sites at deviations from the prior."""
         return by_site(self.sites, self.shapes, self.prior.origin + self.prior.scaled(u))
 
+    def deviations(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Return how far new values are from their prior means."""
+        change = self.prior.unscaled(joined(self.sites, values) - self.prior.origin)
+        return by_site(self.sites, self.shapes, change * self.prior.scale)
+
     def slopes(self, slopes: Float[Array, "Q C M"]) -> dict[str, Any]:
         """Return the slopes of the values, with a last axis for the weights."""
         return by_site(self.sites, self.shapes, self.prior.scaled(slopes))

@@ -371,9 +371,12 @@ class Problem:
         return run.observed[self.form.response]
 
     def part(self, run: Run, name: str) -> list[Any]:
-        """Return noise scales, inclusion probabilities or slab scales, the part of a role."""
+        """Return noise scales, inclusion probabilities, slab scales or the scales of coefficients,
+        the part of a role."""
         if name == "noise":
             return [self.observations(run).scale]
+        if name == "coefficient":
+            return [base_of(run.priors[k]).scale for k in self.form.coefficients]
         which = "probs" if name == "inclusion" else "scale"
         return [getattr(run.pairs[pair.name], which) for pair in self.form.pairs]
 

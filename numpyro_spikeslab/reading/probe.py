@@ -18,7 +18,7 @@ from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.linear import Linear
 from numpyro_spikeslab.reading.model_run import Problem
 from numpyro_spikeslab.reading.program import RUN_ONCE, Program
-from numpyro_spikeslab.reading.roles import NoiseRole, Role
+from numpyro_spikeslab.reading.roles import CoefficientRole, NoiseRole, Role
 
 
 class Verdict(NamedTuple):
@@ -149,7 +149,11 @@ def _play(role: Role, problem: Problem, values: dict[str, Any]) -> tuple[Any, An
     def arrays(flat):
         at = values | others | {role.site: flat.reshape(shape)}
         parts = problem.run(at, of=lambda run: problem.part(run, role.part))
-        return jnp.concatenate([jnp.ravel(x) for x in parts])
+        if isinstance(role, CoefficientRole):
+            full = (problem.inputs["values"][k].shape for k in problem.form.coefficients)
+            parts = map(jnp.broadcast_to, parts, full)
+        # a candidate may have no coefficients
+        return jnp.concatenate([jnp.zeros(0, dtype), *map(jnp.ravel, parts)])
 
     offset, tangent = jax.linearize(arrays, jnp.zeros(size, dtype))
     random = jnp.asarray(np.random.default_rng(11).uniform(1.0, 2.0, size), dtype)

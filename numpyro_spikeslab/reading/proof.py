@@ -84,6 +84,7 @@ def prove(traced: ModelTrace, user: str) -> Proof:
     design = names_of(slopes, "values")
     mixed = _find_mixed(problem, run, trace)
     coefficients = find_coefficients(problem, run, trace)
+    problem = replace(problem, form=replace(problem.form, coefficients=coefficients.dense))
     parts, shapes = problem.observations(run), problem.observations(problem.program.shapes)
     predictor, scale, count = (
         names_of(x, "values") for x in (parts.predictor, parts.scale, parts.count)
@@ -99,7 +100,6 @@ def prove(traced: ModelTrace, user: str) -> Proof:
         roles=roles,
         concentrations=_find_concentrations(problem, run, trace, roles),
         shaping=names_of(union(run.pairs), "values"),
-        coefficients=coefficients.dense,
         links=coefficients.links,
         constant_covariates=coefficients.constant,
         varying_noise=varying,
@@ -245,7 +245,8 @@ def _slopes(problem: Problem, run: Any) -> tuple[list[str], Names]:
 
 
 def _find_roles(problem: Problem, run: Any, trace: dict[str, Any]) -> tuple[Role, ...]:
-    """Find the sites that are noise scales, inclusion probabilities or slab scales alone."""
+    """Find the sites that are noise scales, inclusion probabilities, slab scales or scales of
+    coefficients alone."""
     arrays = {kind: problem.part(run, kind.part) for kind in ROLES}
     roles = []
     for name in problem.form.others:
@@ -273,7 +274,10 @@ def _find_roles(problem: Problem, run: Any, trace: dict[str, Any]) -> tuple[Role
 def _only_part(problem: Problem, run: Any, name: str, arrays: Any) -> type[Role] | None:
     """Return the kind of role whose part alone depends on a site, without steps."""
     key, parts = ("values", name), problem.observations(run)
-    priors = [x for k, x in run.log_probs.items() if k not in (problem.form.response, name)]
+    coefficients = problem.form.coefficients
+    counted = {problem.form.response, name, *coefficients}
+    priors = [x for k, x in run.log_probs.items() if k not in counted]
+    priors += [base_of(run.priors[k]).loc for k in coefficients]
     kinds = [kind for kind, x in arrays.items() if key in union(x)]
     if is_chain(run, name) or len(kinds) != 1 or Step(key) in union(arrays[kinds[0]]):
         return None

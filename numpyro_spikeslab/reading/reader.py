@@ -37,7 +37,7 @@ from numpyro_spikeslab.reading.program import (
 )
 from numpyro_spikeslab.reading.proof import Proof, prove
 from numpyro_spikeslab.reading.provenance import provenance, union
-from numpyro_spikeslab.reading.roles import Index, NoiseRole, Role
+from numpyro_spikeslab.reading.roles import CoefficientRole, Index, NoiseRole, Role
 from numpyro_spikeslab.reading.rounding import sweeps_of
 from numpyro_spikeslab.reading.sites import find_pairs, functions_of, is_latent
 from numpyro_spikeslab.reading.view import View, view, whitened_design
@@ -402,6 +402,8 @@ def _index(problem: Problem, role: Role, entries: Any) -> Index:
     """Make the index of a role; without entries where all of maybe millions take the only one."""
     form, shape = problem.form, problem.inputs["values"][role.site].shape
     with outside_transformations(entries):
+        if isinstance(role, CoefficientRole):
+            return Index(entries, shape)
         if prod(shape) == 1 and are_concrete(entries) and not jnp.any(entries):
             return Index(None, shape)
         if isinstance(role, NoiseRole):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sites with a role: noise scales, inclusion probabilities and slab scales.
+"""Sites with a role: noise scales, inclusion probabilities, scales of slabs and of coefficients.
 
 A role says where the values of its site go in a view, and, given its sufficient statistics, its
 mode (for fits) and its conditional (for chains).
@@ -37,8 +37,9 @@ NUM_UPDATES = 4
 class Index:
     """Which entry of a site each weight or task takes.
 
-    - **entries** - positions in the flat site, in the shape of the weights, (Q, M), or of the
-      tasks, (Q,); the size of the site where there is none. `None` if all take the only entry.
+    - **entries** - positions in the flat site, in the shape of the weights, (Q, M), of the tasks,
+      (Q,), or of all coefficients, site by site, (C,); the size of the site where there is none.
+      `None` if all take the only entry.
     - **shape** - of the site.
     """
 
@@ -83,8 +84,9 @@ class Index:
 class Tally(NamedTuple):
     """Sufficient statistics of a role: of each weight or task, or their sums in the site's shape.
 
-    - **count** - number of weights, included slabs or observations.
-    - **total** - sum of their inclusion probabilities, squared slabs or squared residuals.
+    - **count** - number of weights, included slabs, observations or coefficients.
+    - **total** - sum of their inclusion probabilities, squared slabs, squared residuals or squared
+      deviations from the prior mean.
     """
 
     count: Any
@@ -98,7 +100,8 @@ back to the site."""
 
 @dataclass(frozen=True)
 class Role:
-    """A site whose values are the noise scales, inclusion probabilities or slab scales themselves.
+    """A site whose values are the noise scales, inclusion probabilities, slab scales or scales of
+    coefficients themselves.
 
     Without a mode in closed form it can be drawn only.
     """
@@ -173,6 +176,18 @@ class SlabRole(Role):
     def place(self, at: Any, index: Index, value: Any) -> Any:
         variance = index.take(value**2, at.prior.variance)
         return at._replace(prior=at.prior._replace(variance=variance))
+
+
+class CoefficientRole(Role):
+    """The prior scales of coefficients, such as the effects of groups of rows. Coefficients are a
+    point in fits, given which a scale has no mode of use."""
+
+    part = "coefficient"
+    priors_with_mode = ()
+
+    @classmethod
+    def of(cls, site: dict[str, Any]) -> "Role | None":
+        return None if site["type"] == "param" else super().of(site)
 
 
 class InclusionRole(Role):
@@ -262,7 +277,7 @@ def _with_pseudo_counts(tally: Tally, prior: Any) -> tuple[Any, Any]:
     return included, excluded
 
 
-ROLES: tuple[type[Role], ...] = NoiseRole, InclusionRole, SlabRole
+ROLES: tuple[type[Role], ...] = NoiseRole, InclusionRole, SlabRole, CoefficientRole
 
 
 def scale_mode(count: Any, squares: Any, prior: Any, current: Any) -> Any:

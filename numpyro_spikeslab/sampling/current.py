@@ -15,11 +15,12 @@ import numpyro.distributions as dist
 
 from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.search import slice_sample
-from numpyro_spikeslab.reading.coefficient_rows import standardised
+from numpyro_spikeslab.reading.coefficient_rows import joined, standardised
 from numpyro_spikeslab.reading.likelihood import Observed
 from numpyro_spikeslab.reading.reader import Reading
 from numpyro_spikeslab.reading.roles import (
     NUM_UPDATES,
+    CoefficientRole,
     InclusionRole,
     Index,
     Role,
@@ -98,9 +99,17 @@ class Current:
         if not sites:
             none = jnp.zeros((0, len(at.Y)), at.Y.dtype)
             return none, none[:, 0], lambda u: {}
-        standard = standardised(sites, at, values)
+        standard = standardised(sites, at, self.values)
         rows = standard.prior.rows(self.covariates)
-        return rows[0], standard.prior.deviation[0], lambda u: standard.values(u[None])
+        u = standard.prior.unscaled(joined(sites, values) - standard.prior.origin)
+        return rows[0], u[0], lambda u: standard.values(u[None])
+
+    def deviations(self, values: dict[str, Any]) -> Float[Array, " C"]:
+        """Return how far all coefficients are from their prior means at new values, by site."""
+        form = self.reading.form
+        sites = form.coefficient_sites(form.coefficients)
+        by_site = standardised(sites, self.at, self.values).deviations(values)
+        return jnp.concatenate([jnp.ravel(by_site[name]) for name in form.coefficients])
 
     def roles(self, kind: type[Role] = Role) -> tuple[Role, ...]:
         """Return the roles of one kind that are drawn."""
@@ -183,7 +192,7 @@ class Current:
     ) -> tuple[dict[str, Any], Float[Array, "Q M"]]:
         """Draw all scales and probabilities, then the excluded slabs from their prior.
 
-        :param values: current values by site.
+        :param values: current values by site, with new ones of coefficients.
         :param now: spikes and slabs.
         :param squares: sum of squared residuals of each task.
         :param counted: 1 for slabs that enter the update of their scale, 0 for those drawn here.
@@ -198,6 +207,9 @@ class Current:
             "inclusion": Tally(self.reading.form.pairs[0].allowed(spikes), spikes),
             "slab": Tally(slab_counts, counted * slabs**2),
         }
+        if self.roles(CoefficientRole):
+            deviations = self.deviations(values)
+            statistics["coefficient"] = Tally(jnp.ones_like(deviations), deviations**2)
         new = self.draw_concentrations(random.fold_in(keys[0], 1), values, statistics)
         new |= self.draw_roles(keys[0], Role, values, statistics, without=new)
         excluded = jnp.sqrt(self.slab_variance(new))

@@ -35,6 +35,7 @@ from numpyro_spikeslab.reading.coefficient_rows import (
     tasks_without,
 )
 from numpyro_spikeslab.reading.form import Form
+from numpyro_spikeslab.sampling.coefficient_scales import draw_scales
 from numpyro_spikeslab.sampling.current import Current
 
 DrawCoefficients = Callable[[Array, Array], tuple[dict[str, Any], Float[Array, " Q"]]]
@@ -191,7 +192,10 @@ def _draw_columns(
         if columns is not None:
             value = columns.standard.prior.value
             noise = random.normal(key, value.shape, value.dtype)
-            new, residual = columns.given(residual, noise)
+            key = random.fold_in(key, 1)
+            scales, at_scales, residual = draw_scales(key, now, columns, residual)
+            new, residual = at_scales.given(residual, noise)
+            new |= scales
         return new, jnp.sum(residual**2)[None]
 
     return drawn, draw_coefficients

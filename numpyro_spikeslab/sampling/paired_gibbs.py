@@ -179,7 +179,7 @@ class PairedGibbs(BlockKernel):
         new, pairs = drawn.sites, now.weights(drawn.sites)
         if now.roles():
             # scales are drawn without the excluded slabs, and these after them from their prior
-            scales, slabs = now.draw(keys, now.values, pairs, drawn.squares, pairs[0])
+            scales, slabs = now.draw(keys, now.values | new, pairs, drawn.squares, pairs[0])
             new |= scales
             if now.roles(SlabRole):
                 new |= form.split(jnp.ravel(jax.lax.optimization_barrier(slabs)), "{}_slab")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fit and the chains of a regression on a standardised table."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,7 +32,7 @@ from numpyro_spikeslab.models.responses import RESPONSES, ROUNDING, ResponseKind
 from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
-from numpyro_spikeslab.support.compiled import give_back
+from numpyro_spikeslab.support.compiled import give_back, kept_jit
 from numpyro_spikeslab.support.precision import full_precision
 from numpyro_spikeslab.tables.checks import check_key, checked_count
 from numpyro_spikeslab.tables.monte_carlo import PROBABILITIES, monte_carlo_errors
@@ -89,6 +89,10 @@ class TableModel(NamedTuple):
     groups: tuple[int, ...] | None
     heredity: Heredity | None
 
+    def __repr__(self) -> str:
+        # the name stands for the functions of the kind
+        return repr((self.kind.name, self.kind.num_levels, self.groups, self.heredity))
+
     def num_spikes(self, num_columns: int) -> int:
         return num_columns if self.groups is None else max(self.groups) + 1
 
@@ -133,7 +137,9 @@ class Table(NamedTuple):
         # a term has few columns, and none of padding
         num_columns = (padded(X.shape[1]) - X.shape[1]) * (model.heredity is None)
         others = {name: np.asarray(x, dtype) for name, x in data.items() if name != "X"}
-        data = {name: _longer(x, num_rows, float(name == "count")) for name, x in others.items()}
+        # nothing is known of a time of padding, so its density has slopes
+        fills = {"count": 1.0, "upper": np.inf}
+        data = {name: _longer(x, num_rows, fills.get(name, 0.0)) for name, x in others.items()}
         data["mask"] = np.arange(len(X) + num_rows) < len(X)
         columns = _longer(_longer(X, num_rows).T, num_columns).astype(dtype)
         if model.groups is not None:
@@ -163,7 +169,7 @@ Fit = tuple[dict[str, Any], FitStatistics, Any]
 """A fit as arrays: draws, their statistics, and the last two bounds."""
 
 
-@partial(jax.jit, static_argnums=(1, 3, 4), compiler_options=RUN_ONCE)
+@partial(kept_jit, static_argnums=(1, 3, 4), compiler_options=RUN_ONCE)
 @full_precision
 def _begin(
     key: Array, model: TableModel, table: Table, num_warmup: int, num_chains: int
@@ -184,10 +190,11 @@ def _begin(
     else:
         spikes = jnp.zeros(model.num_spikes(len(table.columns)), int)
         one = {"intercept": table.intercept, "w_spike": spikes}
+        one |= dict.fromkeys(model.kind.free_sites, 1.0)
         if "always" in table.data:
             one["always"] = jnp.zeros(table.data["always"].shape[1])
         starts = jax.tree.map(lambda x: jnp.stack([x] * num_chains), one)
-    kernel = _kernel(model, table, starts)
+    kernel = _kernel(model, table)
     # NUTS starts at unconstrained values
     priors = model.kind.own_sites
     free = {name: biject_to(priors[name].support) for name in model.kind.free_sites}
@@ -234,12 +241,11 @@ def _stored(draws: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _kernel(model: TableModel, table: Table, sites: Iterable[str]) -> Any:
-    """Return the kernel of a chain that draws these sites."""
+def _kernel(model: TableModel, table: Table) -> Any:
+    """Return the kernel of a chain."""
     program, free = model.at(table.prior), model.kind.free_sites
     kernel = PairedGibbs(program)
-    ours = [name for name in sites if name not in free]
-    return Gibbs([(kernel, ours), (NUTS(program), free)]) if free else kernel
+    return Gibbs([(kernel, None), (NUTS(program), free)]) if free else kernel
 
 
 def _steps(
@@ -251,7 +257,7 @@ def _steps(
     :return: the new state, and the draws of a whole round, zero after the last step.
     """
     arguments = (table.columns,), table.data
-    kernel = _kernel(model, table, state.z)
+    kernel = _kernel(model, table)
     if num_warmup is not None:
         # what NUTS computes here is not used, but it samples only after this call
         kernel.init(random.key(0), num_warmup, None, *arguments)
@@ -271,8 +277,8 @@ def _steps(
     return jax.lax.fori_loop(0, num_steps, step, (state, draws))
 
 
-_advance = jax.jit(full_precision(_steps), static_argnums=(2, 4))
-_advance_short = jax.jit(full_precision(_steps), static_argnums=(2, 4), compiler_options=RUN_ONCE)
+_advance = kept_jit(full_precision(_steps), (2, 4))
+_advance_short = kept_jit(full_precision(_steps), (2, 4), compiler_options=RUN_ONCE)
 
 
 def fit_and_chains(
@@ -299,11 +305,11 @@ def fit_and_chains(
         programs = _begin.lower(*arguments), advance.lower(first, 0, *fixed)
         with ThreadPoolExecutor() as pool:
             # side by side, for XLA lets other threads run
-            list(pool.map(lambda program: program.compile(), programs))
+            begin, steps = pool.map(lambda program: program.compile(), programs)
         if num_columns > WIDE:
             give_back()
         bar.set_description("fit")
-        fitted, states, seed = jax.block_until_ready(_begin(*arguments))
+        fitted, states, seed = jax.block_until_ready(begin(run.key, table))
         of_fit = None
         if fitted is not None:
             is_start = model.heredity is not None
@@ -311,7 +317,7 @@ def fit_and_chains(
             fitted = jax.tree.map(np.array, fitted)
             of_fit = _tree_of_fit(fitted, sizes, only_starts=is_start)
         joined, errors = _sample(
-            run, states, lambda state, size: advance(state, size, *fixed), bar, columns
+            run, states, lambda state, size: steps(state, size, table), bar, columns
         )
     if "sigma" in model.kind.free_sites and not (joined["sigma"] > ROUNDING).all():
         raise FloatingPointError(

@@ -56,7 +56,7 @@ def standardise(
     X, y = (rows.X - mean) / sd * varies, rows.y
     y_mean, y_sd, noise = 0.0, 1.0, 1.0
     if kind.units is not None:
-        y = y - rows.offset
+        y = kind.level(y, rows.beside) - rows.offset
         y_mean, y_sd = map(float, kind.units(y, rows.weights))
         y = (y - y_mean) / y_sd
     if kind.has_contrasts:
@@ -68,6 +68,9 @@ def standardise(
             scale = noise**2
         X, y = (contrasts(x, rows.weights / scale) for x in (X, y))
     data = {"X": X[:, ~always], "y": y}
+    if kind.has_limits:
+        unit = np.exp(rows.offset + y_mean)
+        data["y"], data["upper"] = ((x / unit) ** (1 / y_sd) for x in (rows.y, rows.beside))
     if (count != 1).any() and not kind.has_precisions:
         data["count"] = count
     if always.any():
@@ -75,7 +78,7 @@ def standardise(
     if kind.units is None:
         data["offset"] = rows.offset
     if kind.has_trials:
-        data["totals"] = rows.totals
+        data["totals"] = rows.beside
     x = of_columns(table["feature"], mean=mean, sd=sd, varies=varies)
     return Units(x, y_mean, y_sd, noise, total), data
 
