@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 from refusals import refusals
 from scipy import optimize, stats
-from scipy.special import expit, logsumexp
+from scipy.special import log_expit, logsumexp
 from truth.known_draws import columns_of
 import xarray as xr
 
@@ -37,7 +37,9 @@ def log_likelihood(w, cuts, counts=1.0):
     """Of weights (..., p) of columns (N, p), and cut points (..., 2)."""
     ends = np.concatenate([cuts[..., :1] * 0 - np.inf, cuts, cuts[..., :1] * 0 + np.inf], axis=-1)
     above, below = (ends[..., Y + k] - w for k in (0, 1))
-    return (counts * np.log(expit(below) - expit(above))).sum(axis=-1)
+    # the difference of sigmoids
+    logs = log_expit(below) + log_expit(-above) + np.log(-np.expm1(above - below))
+    return (counts * logs).sum(axis=-1)
 
 
 def log_joint(z, X, counts):

@@ -70,12 +70,15 @@ def sparse_regression(
     :param likelihood: a name above, or ``"normal"``.
     :param num_levels: number K of levels of an ordered likelihood, whose responses are 0 to K - 1.
     :return: ``model(X, y=None, always=None, offset=None, totals=1, upper=None, mask=True,
-        count=None)`` with ``X`` of shape (N, P) and ``y`` of shape (N,). ``always`` are columns
-        without spikes, shape (N, A); their weights are the site ``always``, shape (A,), with the
-        prior :math:`\mathcal{N}(0, 10^2)`. ``offset`` is added to the predictor, and ``totals`` are
-        the trials of Binomial observations. Times lie between ``y`` and ``upper``, by default at
-        ``y``. Rows where the boolean ``mask`` is false are no observations, and the others count
-        ``count`` times, once by default.
+        count=None, background=None)`` with ``X`` of shape (N, P) and ``y`` of shape (N,).
+        ``always`` are columns without spikes, shape (N, A); their weights are the site ``always``,
+        shape (A,), with the prior :math:`\mathcal{N}(0, 10^2)`. ``offset`` is added to the
+        predictor, and ``totals`` are the trials of Binomial observations. Times lie between ``y``
+        and ``upper``, by default at ``y``. Rows where the boolean ``mask`` is false are no
+        observations, and the others count ``count`` times, once by default. ``background`` are the
+        ``eigenvalues`` of :func:`numpyro_spikeslab.background`, which has rotated all rows of a
+        Normal response. It adds the sites ``background_scale``, with the prior of ``sigma``, and
+        ``variance_share``: of columns, background and noise.
     :raises ValueError: if there is no such likelihood.
 
     **Example**
@@ -91,7 +94,17 @@ def sparse_regression(
     """
     kind = response_kind(likelihood)
 
-    def model(X, y=None, always=None, offset=None, totals=1, upper=None, mask=True, count=None):
+    def model(
+        X,
+        y=None,
+        always=None,
+        offset=None,
+        totals=1,
+        upper=None,
+        mask=True,
+        count=None,
+        background=None,
+    ):
         priors = kind.sites(noise_scale, num_levels)
         sites = {name: numpyro.sample(name, prior) for name, prior in priors.items()}
         slab = numpyro.sample("slab_scale", dist.HalfNormal(slab_scale))
@@ -110,6 +123,13 @@ def sparse_regression(
             f += offset
         # NumPyro takes levels as integers alone
         y = jnp.asarray(y, int) if kind.num_levels and y is not None else y
+        if background is not None:
+            tau = numpyro.sample("background_scale", dist.HalfNormal(noise_scale))
+            variances = tau**2 * background + sites["sigma"] ** 2
+            noise = sites["sigma"] ** 2 * jnp.sum(jnp.broadcast_to(mask, f.shape))
+            parts = jnp.stack([jnp.sum(f**2), tau**2 * jnp.sum(background), noise])
+            numpyro.deterministic("variance_share", parts / jnp.sum(parts))
+            sites["sigma"] = jnp.sqrt(variances)
         beside = totals
         if kind.has_limits:
             # times that are drawn have no limits

@@ -311,11 +311,10 @@ def _refuse(reading: Reading) -> None:
     """Refuse models whose evidence is not computed from chains."""
     check_priors(USER, reading)
     form, what = reading.form, f"{USER}: the model"
-    if form.sparse:
-        raise bad(what, "entries of a sparse table", "known features and a dense table")
-    if form.functions is not None:
-        remedy = "Take `tempered_evidence`, which needs no chains."
-        raise bad(what, "latent functions", "known features", remedy)
+    if form.functions is not None or form.sparse:
+        got = "entries of a sparse table" if form.sparse else "latent functions"
+        remedy = "Of latent functions take `tempered_evidence`, which needs no chains."
+        raise bad(what, got, "known features and a dense table", remedy)
 
 
 def check_priors(user: str, reading: Reading) -> None:

@@ -21,8 +21,8 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
+from numpyro import handlers
 from numpyro.infer import Predictive
-from numpyro.primitives import Messenger
 
 from numpyro_spikeslab.reading.model_run import run_model, site_log_prob
 from numpyro_spikeslab.reading.reader import Reader
@@ -40,91 +40,70 @@ LEAST = -1e300
 """Log likelihood of particles under which the data are impossible, so that weights are numbers."""
 
 
-class Power(Messenger):
+class Power(handlers.scale):
     """A handler that takes a power of the densities of all observed sites."""
-
-    def __init__(self, fn: Callable, power: Any) -> None:
-        super().__init__(fn)
-        self.power = power
 
     def process_message(self, msg: dict[str, Any]) -> None:
         """Scale the density of a message from an observed site."""
-        if msg["type"] == "sample" and msg["is_observed"]:
-            msg["scale"] = self.power if msg["scale"] is None else self.power * msg["scale"]
+        if msg.get("is_observed"):
+            super().process_message(msg)
 
 
 @full_precision
 def evidence_of_functions(
-    key: Array,
-    model: Callable,
-    arguments: tuple[tuple, dict[str, Any]],
-    sizes: tuple[int, int],
-    progress_bar: bool,
+    key: Array, program: Callable, sizes: tuple[int, int], progress_bar: bool
 ) -> Evidence:
     """Compute :func:`~numpyro_spikeslab.tempered_evidence`.
 
+    :param program: the model with its arguments.
     :param sizes: numbers of islands, and of the particles of each.
     """
-    key, key_numbers = random.split(key)
-    rng = np.random.default_rng(np.asarray(random.bits(key_numbers, (4,))))
+    rng = np.random.default_rng(np.asarray(random.bits(random.fold_in(key, 1), (4,))))
     power, logs = 0.0, np.zeros(sizes[0])
     with double_precision(), tqdm(desc="compiling", disable=not progress_bar) as bar:
-        state, log_probs, advance = particles(key, model, arguments, sizes)
+        state, log_likelihoods, step = particles(key, program, sizes[0] * sizes[1])
         while power < 1:
+            # a density that is not a number is one of 0
+            log_probs = np.reshape(log_likelihoods(state.z), sizes)
+            log_probs = np.nan_to_num(log_probs, nan=LEAST, neginf=LEAST)
             rise = next_rise(log_probs, 1 - power)
-            power = 1.0 if rise == 1 - power else power + rise
+            power += rise
             logs += logsumexp(rise * log_probs, axis=1) - np.log(sizes[1])
-            state, log_probs = advance(state, resampled(rng, rise * log_probs), power)
+            state = step(state, resampled(rng, rise * log_probs), power)
             bar.set_description(f"power {power:.2g}", refresh=False)
             bar.update()
-    value = float(logsumexp(logs) - np.log(len(logs)))
-    evidence = Evidence(value, float(logs.std(ddof=1) / len(logs) ** 0.5))
-    if evidence.se > MAX_SE:
-        doubt = f"{USER}: the standard error is {evidence.se:.2f}. Take more particles."
+    se = float(logs.std(ddof=1) / len(logs) ** 0.5)
+    if se > MAX_SE:
+        doubt = f"{USER}: the standard error is {se:.2f}. Take more particles."
         warnings.warn(doubt, stacklevel=4)
-    return evidence
+    return Evidence(float(logsumexp(logs) - np.log(len(logs))), se)
 
 
-def particles(
-    key: Array, model: Callable, arguments: tuple[tuple, dict[str, Any]], sizes: tuple[int, int]
-) -> tuple[Any, Float[np.ndarray, "I K"], Callable]:
-    """Draw particles from the prior; return them, their log likelihoods, and the function that
-    chooses particles and moves these at a power."""
-    args, kwargs = arguments
-    _refuse(Reader(model, USER)(args, kwargs))
-    kernel = LatentGibbs(lambda power: Power(model, power)(*args, **kwargs))
+def particles(key: Array, program: Callable, number: int) -> tuple[Any, Callable, Callable]:
+    """Draw particles from the prior; return them, and functions that compute their log likelihoods
+    and that move chosen ones at a power."""
+    _refuse(Reader(program, USER)((), {}))
+    kernel = LatentGibbs(lambda power: Power(program, power)())
     key_chains, key_prior = random.split(key)
-    keys = random.split(key_chains, sizes[0] * sizes[1])
     try:
-        state = kernel.init(keys, 0, None, (jnp.ones(()),), {})
+        state = kernel.init(random.split(key_chains, number), 0, None, (jnp.ones(()),), {})
     except ValueError as error:
         error.add_note(f"{USER} needs a model that LatentGibbs draws all latent sites of.")
         raise
     # chains start at scales of the data, not at those of the prior
-    prior = Predictive(model, num_samples=len(keys))(key_prior, *args, **kwargs)
-    state = state._replace(z={name: prior[name].astype(x.dtype) for name, x in state.z.items()})
+    prior = Predictive(program, num_samples=number)(key_prior)
+    state = state._replace(z={name: prior[name] for name in state.z})
 
     def log_likelihood(z):
-        sites = run_model(model, args, kwargs, z).values()
+        sites = run_model(program, (), {}, z).values()
         seen = (x for x in sites if x["type"] == "sample" and x["is_observed"])
         return sum(jnp.sum(site_log_prob(x)) for x in seen)
 
-    log_likelihoods = jax.jit(lambda z: jax.lax.map(log_likelihood, z))
-
-    def known(log_probs):
-        # a density that is not a number is one of 0
-        return np.nan_to_num(np.reshape(log_probs, sizes), nan=LEAST, neginf=LEAST)
-
-    @jax.jit
     def step(state, chosen, power):
         state = state._replace(z=jax.tree.map(lambda x: x[chosen], state.z))
         return kernel.sample(state, (power,), {})
 
-    def advance(state, chosen, power):
-        state = step(state, chosen, power)
-        return state, known(log_likelihoods(state.z))
-
-    return state, known(log_likelihoods(state.z)), advance
+    return state, jax.jit(lambda z: jax.lax.map(log_likelihood, z)), jax.jit(step)
 
 
 def next_rise(log_probs: Float[np.ndarray, "I K"], most: float) -> float:
@@ -132,8 +111,7 @@ def next_rise(log_probs: Float[np.ndarray, "I K"], most: float) -> float:
 
     def excess(log_rise):
         weights = softmax(np.exp(log_rise) * log_probs, axis=1)
-        sizes = 1 / np.sum(weights**2, axis=1)
-        return float(sizes.min()) / log_probs.shape[1] - SHARE
+        return float(np.min(1 / np.sum(weights**2, axis=1))) / log_probs.shape[1] - SHARE
 
     if excess(np.log(most)) >= 0:
         return most
@@ -158,6 +136,5 @@ def _refuse(reading: Any) -> None:
         remedy = "Take `log_evidence` of finished chains."
         raise bad(what, "known features", "latent functions", remedy)
     if not form.likelihood.repeated().is_closed:
-        got = "a likelihood whose powers are no mixtures of Gaussians"
-        expected = "Normal, StudentT, or one of logits or counts"
-        raise bad(f"{what}: {form.response!r}", got, expected)
+        got, expected = "one without closed-form updates at powers", "Normal, StudentT, or logits"
+        raise bad(f"{USER}: the likelihood of {form.response!r}", got, expected)

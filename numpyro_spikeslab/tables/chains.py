@@ -116,13 +116,13 @@ class Table(NamedTuple):
     - **columns** - P columns of N rows each.
     - **data** - other arguments of the model, by name.
     - **prior** - of inclusion, see :meth:`TableModel.at`.
-    - **intercept** - where chains start if there is no fit.
+    - **start** - of chains without weights, where there is no fit; `None` if there is one.
     """
 
     columns: Float[Array | np.ndarray, "P N"]
     data: dict[str, Any]
     prior: dict[str, Any]
-    intercept: Any
+    start: dict[str, Any] | None
 
     @classmethod
     def of(
@@ -150,8 +150,10 @@ class Table(NamedTuple):
             prior = {"probabilities": _longer(prior["probabilities"], num_columns, 0.01)}
         start, offset = model.kind.start, data.get("offset", np.zeros_like(data["y"]))
         count = data["mask"] * data.get("count", 1.0)
-        intercept = None if start is None else start(data["y"], offset, count)
-        return cls(columns, data, prior, intercept), model
+        at = None if start is None else {"intercept": start(data["y"], offset, count)}
+        # a mean field fit takes few columns beside a background
+        at = {} if "background" in data else at
+        return cls(columns, data, prior, at), model
 
 
 def _longer(x: Any, number: int, fill: float = 0.0) -> np.ndarray:
@@ -180,7 +182,7 @@ def _begin(
     """
     key_draws, key_chains, key_seed, key_fit = random.split(key, 4)
     fitted: Fit | None = None
-    if table.intercept is None:
+    if table.start is None:
         # spikes of a guide are independent, so under heredity this is a start and no more
         size = max(NUM_FIT_DRAWS, num_chains)
         fitted = _fit((key_fit, key_draws), model._replace(heredity=None), table, size)
@@ -189,7 +191,7 @@ def _begin(
         fitted = _stored(fitted[0]), *fitted[1:]
     else:
         spikes = jnp.zeros(model.num_spikes(len(table.columns)), int)
-        one = {"intercept": table.intercept, "w_spike": spikes}
+        one = {**table.start, "w_spike": spikes}
         one |= dict.fromkeys(model.kind.free_sites, 1.0)
         if "always" in table.data:
             one["always"] = jnp.zeros(table.data["always"].shape[1])
@@ -407,6 +409,7 @@ def _tree(draws: dict[str, Any], sizes: dict[str, int], dims: list[str]) -> xr.D
     if PROBABILITIES in arrays:
         groups["sample_stats"] = {PROBABILITIES: arrays[PROBABILITIES]}
     names = {name: ["feature"] for name in sizes} | {"always": ["always_feature"]}
-    names["cutpoints"] = ["cutpoint"]
+    names |= {"variance_share": ["part"], "cutpoints": ["cutpoint"]}
     names |= {"w_spike": ["group"]} if sizes["w_spike"] != sizes["w"] else {}
-    return arviz_base.from_dict(groups, dims=names, sample_dims=dims)
+    coords = {"part": ["columns", "background", "noise"]}
+    return arviz_base.from_dict(groups, dims=names, coords=coords, sample_dims=dims)

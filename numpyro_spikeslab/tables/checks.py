@@ -125,6 +125,23 @@ def ordered_levels(y: Any) -> tuple[Any, list[str]]:
     return pd.Series(codes, values.index) if isinstance(values, pd.Series) else codes, [*names]
 
 
+def checked_background(background: Any, kind: ResponseKind, size: int, labels: Any) -> Any:
+    """Return the covariance of a background in order, `True` for that of all columns, or `None`."""
+    if background is None or background is False:
+        return None
+    if kind.name != "normal":
+        got = f"a background of likelihood={kind.name!r}"
+        raise bad("background", got, "None unless likelihood='normal'", "Others have no rotation.")
+    if background is True:
+        return True
+    frame, axis = in_pandas("background", background), Axis("row of X", size, labels)
+    K = as_numbers("background", frame)
+    if K.shape != (size, size):
+        raise bad("background", f"the shape {K.shape}", f"True or ({size}, {size}), one row each")
+    names = row_labels(frame), getattr(frame, "columns", None)
+    return K[np.ix_(*(axis.order("background", each) for each in names))]
+
+
 def check_totals(kind: ResponseKind, totals: Any) -> None:
     """Refuse totals where there are no trials, and none where there are."""
     if (totals is None) == kind.has_trials:

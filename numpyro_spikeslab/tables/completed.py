@@ -86,6 +86,8 @@ def joined(results: list[xr.DataTree], X: xr.DataArray) -> xr.DataTree:
     tree["constant_data"] = constants.assign(X=X.transpose("row", "feature", TABLE))
     summaries = [result["summary"].to_dataset() for result in results]
     attrs = {name: x for name, x in summaries[0].attrs.items() if name != "k_hat"}
+    for name in [name for name, x in attrs.items() if isinstance(x, float)]:
+        attrs[name] = float(np.mean([summary.attrs[name] for summary in summaries]))
     # all rows of all tables, whose correlations are near the means over tables
     rows = X.values.reshape(-1, X.sizes["feature"])
     sets = stored_summary(tree, rows, attrs.get("ratio"))

@@ -2,6 +2,7 @@
 """The evidence of a model or of a regression, and tables of models of one response."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import arviz_stats
@@ -17,6 +18,7 @@ from numpyro_spikeslab.reporting.arviz_data import GROUP, PRIOR, posterior
 from numpyro_spikeslab.sampling.evidence import Evidence, evidence_of
 from numpyro_spikeslab.sampling.tempered import evidence_of_functions
 from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.tables.background import COVARIANCE
 from numpyro_spikeslab.tables.chains import TableModel
 from numpyro_spikeslab.tables.checks import Rows, check_key, checked_count
 from numpyro_spikeslab.tables.predict import kind_of, stored_rows
@@ -135,11 +137,9 @@ def tempered_evidence(
         nss.compare_models(evidence)
     """
     check_key(rng_key)
-    sizes = (
-        checked_count("num_islands", num_islands, 2),
-        checked_count("num_particles", num_particles, 2),
-    )
-    return evidence_of_functions(rng_key, model, (args, kwargs), sizes, progress_bar)
+    checked_count("num_particles", num_particles, 2)
+    sizes = checked_count("num_islands", num_islands, 2), num_particles
+    return evidence_of_functions(rng_key, partial(model, *args, **kwargs), sizes, progress_bar)
 
 
 def standard_problem(dt: xr.DataTree) -> tuple[Any, dict[str, Any], dict[str, Any], float]:
@@ -161,7 +161,10 @@ def standard_problem(dt: xr.DataTree) -> tuple[Any, dict[str, Any], dict[str, An
     is_always = inclusion == 1
     of_rows = {name: rows[name].values for name in ("beside", "weights", "offset")}
     given = Rows(rows["X"].values, response_of(dt), **of_rows)
-    units, data = standardise(rows["X"], given, is_always, kind)
+    covariance: Any = rows[COVARIANCE].values if COVARIANCE in rows else None
+    if "background_scale" in draws and covariance is None:
+        covariance = True
+    units, data = standardise(rows["X"], given, is_always, kind, covariance)
     labels = rows.get(f"{GROUP}.w", rows["feature"]).values[~is_always]
     _, first, numbers = np.unique(labels, return_index=True, return_inverse=True)
     prior: dict[str, Any] = {"probabilities": inclusion[~is_always][first]}
@@ -187,6 +190,8 @@ def standard_draws(draws: xr.Dataset, units: Units, kind: ResponseKind) -> dict[
     """Invert :func:`~numpyro_spikeslab.tables.units.convert_to_units`."""
     new = {"w_spike": draws["w_spike"], "w": draws["w"] * units.x["sd"] / units.y_sd}
     new |= {name: draws[name] for name in ("slab_scale", *kind.own_sites)}
+    if "background_scale" in draws:
+        new["background_scale"] = draws["background_scale"] / units.y_sd
     if PRIOR in draws:
         new["inclusion"] = draws[PRIOR]
     if "sigma" in new:

@@ -20,6 +20,7 @@ from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import in_double_precision
 from numpyro_spikeslab.support.tabular import as_numbers, in_pandas, row_labels
+from numpyro_spikeslab.tables.background import COVARIANCE, RowsGivenDraws
 from numpyro_spikeslab.tables.chains import padded
 from numpyro_spikeslab.tables.checks import check_key, check_totals, row_coord
 from numpyro_spikeslab.tables.formula import new_columns
@@ -155,6 +156,9 @@ def completed(rows: xr.Dataset) -> xr.Dataset:
 def new_rows(dt: xr.DataTree, X_new: Any, of_rows: dict[str, Any]) -> xr.Dataset:
     """Return new rows of a regression, after checks, with all that belongs to each."""
     labels, rows = row_labels(X_new), stored_rows(dt)
+    if COVARIANCE in rows:
+        got = "new rows, whose covariance with the others is not known"
+        raise bad("X_new", got, "None, of a result with a background of a given covariance")
     feature = rows["feature"].to_index()
     if "formula" in rows.attrs:
         variables = read_columns(dt["data"].to_dataset())
@@ -191,12 +195,16 @@ def in_batches(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> np.n
     of all levels, shape (K, S, L)."""
     kind, draws, count = kind_of(rows), posterior(dt), rows.sizes["row"]
     total = draws.sizes["chain"] * draws.sizes["draw"]
+    given = RowsGivenDraws.of(dt, stored_rows(dt), kind) if "background_scale" in draws else None
+    if given is not None and what == "log likelihood":
+        return given.log_likelihood()
     # of each chain; new rows are one table for all
     tables = draws.coords.get(TABLE, xr.zeros_like(draws["chain"])) * (TABLE in rows.dims)
     each = {name: draws[name].values for name in draws if name in ("intercept", *kind.own_sites)}
     sites: dict[str, Any] = {k: x.reshape(total, 1, *x.shape[2:]) for k, x in each.items()}
     intercept = sites.pop("intercept", 0.0)
     of_rows = {name: x.values for name, x in rows.items() if "row" in x.dims}
+    shared = () if given is None else given.covariances(rows)
     # tables of like sizes share a program
     size, out = min(padded(count), max(1, BATCH // total)), np.empty(0)
     for start in range(0, count, size):
@@ -205,6 +213,9 @@ def in_batches(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> np.n
         # chain by chain, which bounds the copy in double precision
         f = [w @ columns[k] for w, k in zip(draws["w"].values, tables.values, strict=True)]
         f = np.concatenate(f) + intercept + at["offset"]
+        if given is not None:
+            key_rows = random.fold_in(key, start + count)
+            f += given.draw(key_rows, *(x[np.arange(start, start + size) % count] for x in shared))
         values, largest = _of_batch(what, kind, f, sites, at, random.fold_in(key, start))
         if not start:
             out = np.empty((len(values), count, *values.shape[2:]), values.dtype)

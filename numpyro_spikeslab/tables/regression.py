@@ -17,10 +17,17 @@ from numpyro_spikeslab.models.times import concordance
 from numpyro_spikeslab.reporting.arviz_data import GROUP, PRIOR, mean, posterior
 from numpyro_spikeslab.reporting.stored_summary import stored_summary
 from numpyro_spikeslab.support.files import stored_columns
+from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import in_double_precision
 from numpyro_spikeslab.support.tabular import in_pandas
+from numpyro_spikeslab.tables.background import COVARIANCE, rotated_fit
 from numpyro_spikeslab.tables.chains import Run, TableModel, fit_and_chains
-from numpyro_spikeslab.tables.checks import checked_rows, checked_table, ordered_levels
+from numpyro_spikeslab.tables.checks import (
+    checked_background,
+    checked_rows,
+    checked_table,
+    ordered_levels,
+)
 from numpyro_spikeslab.tables.columns import TableColumns, checked_columns
 from numpyro_spikeslab.tables.completed import completions, regress_each
 from numpyro_spikeslab.tables.formula import formula_table
@@ -44,6 +51,7 @@ def sparse_regression(
     offset: Any = None,
     totals: Any = None,
     event: Any = None,
+    background: Any = None,
     expected_size: float | None = None,
     num_warmup: int | None = None,
     num_samples: int | None = None,
@@ -134,12 +142,12 @@ def sparse_regression(
     has no ``cavi`` and no ``k_hat``.
 
     Classes in order are categories of pandas or polars that have an order, or numbers, whose sorted
-    values are the levels. A predictor f has the log odds ``cutpoint - f`` of the levels below a cut
-    point; ``cutpoints``, dimension ``cutpoint`` with labels such as ``"low|middle"``, take the place
-    of the intercept. Where all columns are at their means the prior of the probabilities of the
-    levels is uniform: data count as if each level had one row more, however many levels there are.
-    NUTS draws them. ``y`` in ``observed_data`` has numbers from 0 on, whose labels are ``level`` in
-    ``constant_data``.
+    values are the levels. The levels below a cut point have the log odds ``cutpoint - X w``;
+    ``cutpoints``, dimension ``cutpoint`` with labels such as ``"low|middle"``, take the place of an
+    intercept, and NUTS draws them. Where all columns are at their means the prior of the
+    probabilities of the levels is uniform: data count as if each level had one row more, however
+    many levels there are. ``y`` in ``observed_data`` has numbers from 0 on, whose labels are
+    ``level`` in ``constant_data``.
 
     Times T until an event have ``log T = offset + intercept + X w + sigma z``, where z is the log
     of an exponential number (Weibull), Normal or logistic: a weight of 0.7 doubles the time, and
@@ -186,6 +194,16 @@ def sparse_regression(
         not yet, shape (N,); by default all were seen. Or ``y`` has two columns, shape (N, 2), the
         limits between which a time lies: equal if it was seen, 0 as the lower one or infinity as
         the upper one where there is none.
+    :param background: under a Normal likelihood, what few columns with large effects stand before:
+        `True` for a small effect of each column (Zhou, Carbonetto and Stephens, 2013, *Polygenic
+        modeling with Bayesian sparse linear mixed models*), or the covariance of rows up to a
+        factor, such as a relationship matrix, shape (N, N). With it come ``background_scale``, its
+        standard deviation, whose prior is that of ``sigma``, as either may be all of the
+        response, and ``variance_share``, of columns, background and noise. There is no ``cavi``:
+        chains start without weights. :func:`predict` adds the background of each row, of new ones
+        if it is that of the columns. The log likelihood of a row is that given all others, with the
+        background integrated out (Bürkner, Gabry and Vehtari, 2021). It takes the time of N^3
+        operations once. Not with several completed tables.
     :param expected_size: number of columns that are expected to matter: the prior of the
         inclusion probability is Beta(1, P / expected_size - 1), where P counts columns that vary
         and are not always in, a group once. The default is a tenth of the columns, or of the rows
@@ -222,6 +240,8 @@ def sparse_regression(
     """
     options = {name: x for name, x in locals().items() if name not in ("key", "X")}
     if (tables := completions(X)) is not None:
+        if background is not None:
+            raise bad("background", "several completed tables", "None, or one table as X")
         return regress_each(key, tables, partial(sparse_regression, **options))
     kind = response_kind(likelihood)
     run = Run.checked(kind, key, num_warmup, num_samples, num_chains, progress_bar)
@@ -235,7 +255,8 @@ def sparse_regression(
     rows = checked_rows(given, table.values, kind, of_rows)
     columns = checked_columns(table["feature"].to_index(), given.always, given.groups, inclusion)
     model = TableModel(kind, columns.groups, columns.heredity(heredity, given.parents))
-    units, arguments = standardise(table, rows, columns.always, kind)
+    covariance = checked_background(background, kind, len(rows.y), given.labels)
+    units, arguments = standardise(table, rows, columns.always, kind, covariance)
     problem = Problem(model, arguments, columns, units, expected_size, table.values)
     tree = analyse(run, problem)
     draws = posterior(tree)
@@ -246,12 +267,14 @@ def sparse_regression(
     ones = np.ones(len(rows.y))
     weights = (ones, rows.weights) if kind.has_precisions else (rows.weights, ones)
     fitted = Fitted(*(x[rows.seen] for x in (rows.y, predictor, *weights)))
-    if advice := kind.advice(fitted):
+    if advice := kind.advice(rotated_fit(tree, units, fitted)):
         # of the caller, past the decorator
         warnings.warn(f"sparse_regression: {advice}.", stacklevel=3)
     given_ones = [name for name in ("offset", "weights") if of_rows[name] is not None]
-    constants = {name: ("row", getattr(rows, name)) for name in given_ones}
+    constants: dict[str, Any] = {name: ("row", getattr(rows, name)) for name in given_ones}
     constants |= {name: ("row", rows.beside) for name in [kind.beside] if name is not None}
+    if np.ndim(covariance):
+        constants[COVARIANCE] = ["covariance_row", "covariance_column"], covariance
     if kind.has_limits:
         order = concordance(predictor, rows.y, rows.beside, rows.weights)
         tree["summary"].attrs["concordance"] = order

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Standardised tables and responses, and draws in their units."""
 
+from functools import partial
 from typing import Any, NamedTuple
 
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 import numpy as np
 import xarray as xr
 
+from numpyro_spikeslab.models.background import Background, background, contrasts
 from numpyro_spikeslab.models.responses import ROUNDING, ResponseKind, moments
 from numpyro_spikeslab.reporting.arviz_data import PRIOR, posterior
 from numpyro_spikeslab.support.messages import bad
@@ -22,6 +24,7 @@ class Units(NamedTuple):
       that is known, without which there is no intercept.
     - **noise** - noise of a row of weight 1, relative to a row of average weight.
     - **num_rows** - how often all rows count together.
+    - **background** - of the rows, if there is one.
     """
 
     x: xr.Dataset
@@ -29,6 +32,7 @@ class Units(NamedTuple):
     y_sd: float
     noise: float
     num_rows: int | float
+    background: Background | None = None
 
 
 def of_columns(names: Any, **values: Any) -> xr.Dataset:
@@ -37,11 +41,18 @@ def of_columns(names: Any, **values: Any) -> xr.Dataset:
 
 
 def standardise(
-    table: xr.DataArray, rows: Rows, always: Bool[np.ndarray, " P"], kind: ResponseKind
+    table: xr.DataArray,
+    rows: Rows,
+    always: Bool[np.ndarray, " P"],
+    kind: ResponseKind,
+    covariance: Any = None,
 ) -> tuple[Units, dict[str, Any]]:
     """Compute arguments of :func:`~numpyro_spikeslab.models.sparse_regression` by name: columns of
     variance 1, constant ones as zeros, and the response in its unit; contrasts of both where they
-    integrate the intercept out."""
+    integrate the intercept out.
+
+    :param covariance: of a background, up to a factor; `True` for small effects of all columns.
+    """
     total: int | float = len(rows.y)
     if not kind.has_precisions:
         rows = repeat_rows(rows, kind)
@@ -54,7 +65,7 @@ def standardise(
         raise bad("X", f"{np.sum(~varies)} constant columns of {len(varies)}", expected)
     sd = np.where(varies, sd, 1.0)
     X, y = (rows.X - mean) / sd * varies, rows.y
-    y_mean, y_sd, noise = 0.0, 1.0, 1.0
+    y_mean, y_sd, noise, parts = 0.0, 1.0, 1.0, None
     if kind.units is not None:
         y = kind.level(y, rows.beside) - rows.offset
         y_mean, y_sd = map(float, kind.units(y, rows.weights))
@@ -66,8 +77,15 @@ def standardise(
         if kind.has_precisions:
             noise = rows.weights.mean() ** 0.5
             scale = noise**2
-        X, y = (contrasts(x, rows.weights / scale) for x in (X, y))
+        rotate: Any = partial(contrasts, weights=rows.weights / scale)
+        if covariance is not None:
+            K = X @ X.T if covariance is True else covariance
+            parts = background(K, rows.weights / scale)
+            rotate = parts.rotate
+        X, y = map(rotate, (X, y))
     data = {"X": X[:, ~always], "y": y}
+    if parts is not None:
+        data["background"] = parts.eigenvalues
     if kind.has_limits:
         unit = np.exp(rows.offset + y_mean)
         data["y"], data["upper"] = ((x / unit) ** (1 / y_sd) for x in (rows.y, rows.beside))
@@ -80,7 +98,7 @@ def standardise(
     if kind.has_trials:
         data["totals"] = rows.beside
     x = of_columns(table["feature"], mean=mean, sd=sd, varies=varies)
-    return Units(x, y_mean, y_sd, noise, total), data
+    return Units(x, y_mean, y_sd, noise, total, parts), data
 
 
 def repeat_rows(rows: Rows, kind: ResponseKind) -> Rows:
@@ -94,20 +112,6 @@ def repeat_rows(rows: Rows, kind: ResponseKind) -> Rows:
         return rows
     index = np.repeat(np.arange(len(rows.y)), rows.weights.astype(int))
     return Rows(*(x[index] for x in rows))._replace(weights=np.ones(len(index)))
-
-
-def contrasts(
-    values: Float[np.ndarray, "N *P"], weights: Float[np.ndarray, " N"]
-) -> Float[np.ndarray, "N-1 *P"]:
-    """Compute Helmert contrasts: subtract from each row the mean of the rows above, and scale.
-
-    Their likelihood is marginal over a flat intercept. N centred rows would count one observation
-    too many, and let the noise vanish once N - 1 columns are included.
-    """
-    weights = weights.reshape(-1, *[1] * (values.ndim - 1))
-    total = np.cumsum(weights, axis=0)
-    above = np.cumsum(weights * values, axis=0)[:-1] / total[:-1]
-    return (values[1:] - above) * np.sqrt(weights[1:] * total[:-1] / total[1:])
 
 
 def convert_to_units(
@@ -137,6 +141,8 @@ def convert_to_units(
             draws["intercept"] = units.y_mean + centre - shift
     if "sigma" in draws:
         draws["sigma"] = draws["sigma"] * units.y_sd * units.noise
+    if "background_scale" in draws:
+        draws["background_scale"] = draws["background_scale"] * units.y_sd
     return xr.DataTree.from_dict({"posterior": draws, "sample_stats": stats})
 
 

@@ -192,8 +192,13 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     ),
     "another site": (with_level, (X, Y), {}, r"LatentGibbs cannot sample .*\['level'\]"),
     "a param": (with_param, (X, Y), {}, "'noise': got a param, or an improper prior"),
-    "probits": (of_probits, (X, 1.0 * (Y > 0)), {}, "'Y': got a likelihood whose powers are no"),
-    "laplace": (of_laplace, (X, Y), {}, "'Y': got a likelihood whose powers are no"),
+    "probits": (
+        of_probits,
+        (X, 1.0 * (Y > 0)),
+        {},
+        "the likelihood of 'Y': got one without closed",
+    ),
+    "laplace": (of_laplace, (X, Y), {}, "the likelihood of 'Y': got one without closed"),
     "one island": (model, (X, Y), {"num_islands": 1}, "num_islands: got 1, expected a whole"),
     "no particles": (model, (X, Y), {"num_particles": 0}, "num_particles: got 0"),
 }
