@@ -59,11 +59,15 @@ def sparse_regression(
     :param groups: the number of each column's group, see :func:`~numpyro_spikeslab.spike_slab`.
     :param heredity: the parents of interactions, likewise.
     :param likelihood: a name above, or ``"normal"``.
-    :return: ``model(X, y=None, always=None, offset=None, totals=1, mask=True, count=None)`` with
+    :return: ``model(X, y=None, always=None, offset=None, totals=1, mask=True, count=None,
+        effects=None)`` with
         ``X`` of shape (N, P) and ``y`` of shape (N,). ``always`` are columns without spikes, shape
         (N, A); their weights are the site ``always``, shape (A,), with the prior
         :math:`\mathcal{N}(0, 10^2)`. ``offset`` is added to the predictor, and ``totals`` are the
-        trials of Binomial observations. Rows where the boolean ``mask`` is false are no
+        trials of Binomial observations. ``effects`` are columns of the levels of groups by name,
+        such as indicators, shape (N, G); the site ``effect_NAME``, shape (G,), has their weights
+        with the prior :math:`\mathcal{N}(0, \tau^2)`, and ``sd_NAME`` the scale, with
+        a HalfNormal prior of scale 1. Rows where the boolean ``mask`` is false are no
         observations, and the others count ``count`` times, once by default.
     :raises ValueError: if there is no such likelihood.
 
@@ -80,7 +84,7 @@ def sparse_regression(
     """
     kind = response_kind(likelihood)
 
-    def model(X, y=None, always=None, offset=None, totals=1, mask=True, count=None):
+    def model(X, y=None, always=None, offset=None, totals=1, mask=True, count=None, effects=None):
         priors = kind.sites(noise_scale)
         sites = {name: numpyro.sample(name, prior) for name, prior in priors.items()}
         slab = numpyro.sample("slab_scale", dist.HalfNormal(slab_scale))
@@ -95,6 +99,10 @@ def sparse_regression(
         if always is not None:
             with numpyro.plate("always_feature", always.shape[1]):
                 f += always @ numpyro.sample("always", dist.Normal(0.0, WIDE))
+        for name, columns in (effects or {}).items():
+            scale = numpyro.sample(f"sd_{name}", dist.HalfNormal(1.0))
+            with numpyro.plate(f"level_{name}", columns.shape[1]):
+                f += columns @ numpyro.sample(f"effect_{name}", dist.Normal(0.0, scale))
         if offset is not None:
             f += offset
         counted = nullcontext() if count is None else handlers.scale(scale=count)

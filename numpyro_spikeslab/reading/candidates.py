@@ -92,7 +92,7 @@ def settle(form: Form, plain: Form, verdict: Verdict) -> Form:
     if form.of_tasks and not verdict.of_tasks:
         form = replace(form, of_tasks=(), coefficients=plain.coefficients, links=plain.links)
     # noise that changes along tasks is no number of a task, and scales are of all coefficients
-    no_roles = (NoiseRole,) if form.varying_noise else ()
+    no_roles: tuple[type, ...] = (NoiseRole,) if form.varying_noise else ()
     if not {*plain.coefficients} <= {*form.coefficients}:
         no_roles += (CoefficientRole,)
     roles = zip(form.roles, verdict.plays, strict=True)

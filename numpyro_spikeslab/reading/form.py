@@ -75,8 +75,8 @@ class Form:
     - **kernels** - the ``others`` that are parameters of the kernels, and only that.
     - **num_tasks**, **num_features**, **num_obs** - Q, M, N; 1, P, N of a design.
     - **tasks_first** - whether the observations are (Q, N), not (N, Q).
-    - **roles** - the ``others`` that are noise scales, inclusion probabilities, slab scales or scales of
-      coefficients.
+    - **roles** - the ``others`` that are noise scales, inclusion probabilities, slab scales or
+      scales of coefficients.
     - **concentrations** - the ``others`` on which only Beta priors of inclusion depend.
     - **shaping** - the ``others`` on which the prior of the weights depends.
     - **coefficients** - the ``others`` with a Normal prior on which only the predictor depends, and

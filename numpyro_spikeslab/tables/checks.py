@@ -21,13 +21,14 @@ from numpyro_spikeslab.tables.formula import Given
 
 class Rows(NamedTuple):
     """Rows of a table with the response, weight, offset and number of trials of each, which is
-    infinite where there are no trials."""
+    infinite where there are no trials, and the columns of all random effects."""
 
     X: Float[np.ndarray, "N P"]
     y: Float[np.ndarray, " N"]
     weights: Float[np.ndarray, " N"]
     offset: Float[np.ndarray, " N"]
     totals: Float[np.ndarray, " N"]
+    effects: Float[np.ndarray, "N C"]
 
     @property
     def seen(self) -> Bool[np.ndarray, " N"]:
@@ -70,7 +71,8 @@ def checked_rows(
     count = np.ones(axis.size)
     numbers = {"weights": count, "offset": 0.0 * count, "totals": np.inf * count}
     numbers |= {k: axis.aligned(k, x) for k, x in of_rows.items() if x is not None}
-    rows = Rows(X, axis.aligned("y", y, may_be_one=False), **numbers)
+    effects = np.hstack([X[:, :0], *(x.columns for x in given.effects.values())])
+    rows = Rows(X, axis.aligned("y", y, may_be_one=False), **numbers, effects=effects)
     kind.check(rows.y, rows.totals)
     wrong = rows.weights <= 0 if kind.has_precisions else rows.weights < 0
     if not kind.has_fractions:

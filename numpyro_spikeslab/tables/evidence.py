@@ -18,6 +18,7 @@ from numpyro_spikeslab.sampling.evidence import Evidence, evidence_of
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.tables.chains import TableModel
 from numpyro_spikeslab.tables.checks import Rows, check_key, checked_count
+from numpyro_spikeslab.tables.effects import known_effects
 from numpyro_spikeslab.tables.predict import kind_of, stored_rows
 from numpyro_spikeslab.tables.units import Units, standardise
 
@@ -91,6 +92,8 @@ def standard_problem(dt: xr.DataTree) -> tuple[Any, dict[str, Any], dict[str, An
     kind, inclusion = kind_of(rows), rows[f"{PRIOR}.w"].values
     if np.isnan(inclusion).any():
         raise bad("log_evidence: the result", "heredity", "spikes that need no others")
+    if known_effects(rows.attrs.get("formula")):
+        raise bad("log_evidence: the result", "random effects", "a formula without them")
     # constant columns and their weights change nothing
     varies = inclusion > 0
     rows, draws, inclusion = (
@@ -100,7 +103,8 @@ def standard_problem(dt: xr.DataTree) -> tuple[Any, dict[str, Any], dict[str, An
     )
     is_always = inclusion == 1
     of_rows = {name: rows[name].values for name in ("weights", "offset", "totals")}
-    given = Rows(rows["X"].values, response_of(dt), **of_rows)
+    X = rows["X"].values
+    given = Rows(X, response_of(dt), **of_rows, effects=X[:, :0])
     units, data = standardise(rows["X"], given, is_always, kind)
     labels = rows.get(f"{GROUP}.w", rows["feature"]).values[~is_always]
     _, first, numbers = np.unique(labels, return_index=True, return_inverse=True)

@@ -21,6 +21,7 @@ from numpyro_spikeslab.support.precision import in_double_precision
 from numpyro_spikeslab.support.tabular import as_numbers, in_pandas, row_labels
 from numpyro_spikeslab.tables.chains import padded
 from numpyro_spikeslab.tables.checks import check_key, check_totals, row_coord
+from numpyro_spikeslab.tables.effects import effects_of_rows, known_effects, with_effects
 from numpyro_spikeslab.tables.formula import new_columns
 
 MAX_NUMBERS = 10**7
@@ -108,7 +109,10 @@ def stored_rows(dt: xr.DataTree) -> xr.Dataset:
     if "X" not in groups.get("constant_data", {}):
         got = f"a {type(dt).__name__} without `X` in `constant_data`"
         raise bad("dt", got, "a result of sparse_regression for a table")
-    return completed(dt["constant_data"].to_dataset())
+    rows = completed(dt["constant_data"].to_dataset())
+    if not known_effects(rows.attrs.get("formula")):
+        return rows
+    return with_effects("dt", rows, posterior(dt), read_columns(dt["data"].to_dataset()))
 
 
 def kind_of(rows: xr.Dataset) -> ResponseKind:
@@ -128,10 +132,10 @@ def new_rows(dt: xr.DataTree, X_new: Any, of_rows: dict[str, Any]) -> xr.Dataset
     """Return new rows of a regression, after checks, with weights, offsets and totals."""
     labels, rows = row_labels(X_new), stored_rows(dt)
     feature = rows["feature"].to_index()
+    given = frame = in_pandas("X_new", X_new)
     if "formula" in rows.attrs:
         variables = read_columns(dt["data"].to_dataset())
-        X_new = new_columns(rows.attrs["formula"], variables, X_new)[[*feature]]
-    frame = in_pandas("X_new", X_new)
+        frame = new_columns(rows.attrs["formula"], variables, X_new)[[*feature]]
     X, columns = as_numbers("X_new", frame), Axis("column of X", len(feature), feature)
     order = columns.order("X_new", getattr(frame, "columns", None))
     if X.ndim != 2 or X.shape[1] != len(feature) or not len(X):
@@ -141,11 +145,11 @@ def new_rows(dt: xr.DataTree, X_new: Any, of_rows: dict[str, Any]) -> xr.Dataset
     if of_rows["offset"] is None and rows["offset"].any():
         raise bad("offset", "None", "numbers, as in the regression", "0 is an exposure of 1.")
     numbers = {name: axis.aligned(name, x) for name, x in of_rows.items() if x is not None}
-    given: Any = {name: ("row", x) for name, x in numbers.items()}
-    given["X"] = ["row", "feature"], X[:, order]
-    new = completed(xr.Dataset(given, row_coord("row", labels), rows.attrs))
+    of_new: Any = {name: ("row", x) for name, x in numbers.items()}
+    of_new["X"] = ["row", "feature"], X[:, order]
+    new = completed(xr.Dataset(of_new, row_coord("row", labels), rows.attrs))
     kind.check(np.zeros(len(X)), new["totals"].values)
-    return new
+    return with_effects("X_new", new, posterior(dt), given)
 
 
 def of_draws(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> xr.DataArray:
@@ -162,14 +166,20 @@ def in_batches(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> np.n
     names, total = ("intercept", *kind.sites(1.0)), draws["intercept"].size
     sites: dict[str, Any] = {name: draws[name].values.reshape(total, -1) for name in names}
     intercept = sites.pop("intercept")
-    of_rows = {name: x.values for name, x in rows.items() if "row" in x.dims}
+    of_rows = {
+        name: x.values for name, x in rows.items() if "row" in x.dims and "." not in str(name)
+    }
+    effects = effects_of_rows(random.fold_in(key, count), rows, draws)
     # tables of like sizes share a program
     size, out = min(padded(count), max(1, BATCH // total)), np.empty(0)
     for start in range(0, count, size):
-        at = {name: x[np.arange(start, start + size) % count] for name, x in of_rows.items()}
+        places = np.arange(start, start + size) % count
+        at = {name: x[places] for name, x in of_rows.items()}
         columns = at.pop("X").T
         # chain by chain, which bounds the copy in double precision
         f = np.concatenate([w @ columns for w in draws["w"].values]) + intercept + at["offset"]
+        for levels, factors, of_levels in effects:
+            f += of_levels[:, levels[places]] * factors[places]
         values, largest = _of_batch(what, kind, f, sites, at, random.fold_in(key, start))
         if not start:
             out = np.empty((len(values), count), values.dtype)

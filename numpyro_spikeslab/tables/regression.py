@@ -182,11 +182,13 @@ def sparse_regression(
     rows = checked_rows(given, table.values, kind, of_rows)
     columns = checked_columns(table["feature"].to_index(), given.always, given.groups, inclusion)
     model = TableModel(kind, columns.groups, columns.heredity(heredity, given.parents))
-    units, arguments = standardise(table, rows, columns.always, kind)
+    units, arguments = standardise(table, rows, columns.always, kind, given.effects)
     problem = Problem(model, arguments, columns, units, expected_size, table.values)
     tree = analyse(run, problem)
     intercept, w = (mean(posterior(tree)[name]).values for name in ("intercept", "w"))
+    of_effects = [mean(posterior(tree)[f"effect_{name}"]).values for name in given.effects]
     predictor = rows.offset + intercept + rows.X @ w
+    predictor += rows.effects @ np.concatenate([w[:0], *of_effects])
     ones = np.ones(len(rows.y))
     weights = (ones, rows.weights) if kind.has_precisions else (rows.weights, ones)
     fitted = Fitted(*(x[rows.seen] for x in (rows.y, predictor, *weights)))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Standardised tables and responses, and draws in their units."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxtyping import Bool, Float
@@ -13,6 +15,7 @@ from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.tables.chains import PROBABILITIES
 from numpyro_spikeslab.tables.checks import Rows
 from numpyro_spikeslab.tables.columns import TableColumns
+from numpyro_spikeslab.tables.effects import Effect
 
 
 class Units(NamedTuple):
@@ -22,6 +25,7 @@ class Units(NamedTuple):
       that is known, without which there is no intercept.
     - **noise** - noise of a row of weight 1, relative to a row of average weight.
     - **num_rows** - how often all rows count together.
+    - **effects** - random effects by name, each with the means of its columns.
     """
 
     x: xr.Dataset
@@ -29,6 +33,7 @@ class Units(NamedTuple):
     y_sd: float
     noise: float
     num_rows: int | float
+    effects: Mapping[str, tuple[Effect, Float[np.ndarray, " G"]]] = MappingProxyType({})
 
 
 def of_columns(names: Any, **values: Any) -> xr.Dataset:
@@ -37,7 +42,11 @@ def of_columns(names: Any, **values: Any) -> xr.Dataset:
 
 
 def standardise(
-    table: xr.DataArray, rows: Rows, always: Bool[np.ndarray, " P"], kind: ResponseKind
+    table: xr.DataArray,
+    rows: Rows,
+    always: Bool[np.ndarray, " P"],
+    kind: ResponseKind,
+    effects: Mapping[str, Effect] = MappingProxyType({}),
 ) -> tuple[Units, dict[str, Any]]:
     """Compute arguments of :func:`~numpyro_spikeslab.models.sparse_regression` by name: columns of
     variance 1, constant ones as zeros, and the response in its unit; contrasts of both where they
@@ -54,6 +63,8 @@ def standardise(
         raise bad("X", f"{np.sum(~varies)} constant columns of {len(varies)}", expected)
     sd = np.where(varies, sd, 1.0)
     X, y = (rows.X - mean) / sd * varies, rows.y
+    means = np.average(rows.effects, axis=0, weights=rows.weights)
+    Z = rows.effects - means
     y_mean, y_sd, noise = 0.0, 1.0, 1.0
     if kind.units is not None:
         y = y - rows.offset
@@ -66,7 +77,7 @@ def standardise(
         if kind.has_precisions:
             noise = rows.weights.mean() ** 0.5
             scale = noise**2
-        X, y = (contrasts(x, rows.weights / scale) for x in (X, y))
+        X, y, Z = (contrasts(x, rows.weights / scale) for x in (X, y, Z))
     data = {"X": X[:, ~always], "y": y}
     if (count != 1).any() and not kind.has_precisions:
         data["count"] = count
@@ -76,8 +87,15 @@ def standardise(
         data["offset"] = rows.offset
     if kind.has_trials:
         data["totals"] = rows.totals
+    ends = np.cumsum([len(x.levels) for x in effects.values()])[:-1]
+    parts = zip(np.split(Z, ends, axis=1), np.split(means, ends), strict=True)
+    in_units, of_effects = {}, {}
+    for (name, effect), (columns, centre) in zip(effects.items(), parts, strict=False):
+        in_units[name], of_effects[name] = columns / effect.unit, (effect, centre)
+    if effects:
+        data["effects"] = in_units
     x = of_columns(table["feature"], mean=mean, sd=sd, varies=varies)
-    return Units(x, y_mean, y_sd, noise, total), data
+    return Units(x, y_mean, y_sd, noise, total, of_effects), data
 
 
 def repeat_rows(rows: Rows, kind: ResponseKind) -> Rows:
@@ -128,6 +146,14 @@ def convert_to_units(
     if "mean" in units.x:
         # of the rounded weights, for means may be large; not by xarray, which copies all as floats
         shift = np.einsum("...p,p->...", draws["w"].values, units.x["mean"].values)
+        for name, (effect, means) in units.effects.items():
+            in_unit, b = units.y_sd / effect.unit, draws[f"effect_{name}"]
+            named = b.rename({b.dims[-1]: effect.group})
+            named = in_unit * named.assign_coords({effect.group: effect.levels})
+            shift += named.values @ means
+            draws = draws.drop_dims(str(b.dims[-1])).assign({f"effect_{name}": named})
+            if f"sd_{name}" in draws:
+                draws[f"sd_{name}"] = draws[f"sd_{name}"] * in_unit
         draws["intercept"] = units.y_mean + centre - shift
     if "sigma" in draws:
         draws["sigma"] = draws["sigma"] * units.y_sd * units.noise
