@@ -93,7 +93,8 @@ def test_draws_in_standard_units_are_those_of_the_chains(likelihood):
     """Converted to the units of the table and back."""
     kind, rng, shape = RESPONSES[likelihood], np.random.default_rng(1), (2, 7)
     y = {"logit": Y > 100, "ordered": Y > 100, "poisson": np.round(Y)}.get(likelihood, Y) * 1.0
-    given = Rows(X.to_numpy(), np.asarray(y), WEIGHTS, 0.1 * WEIGHTS, 0 * WEIGHTS + 1)
+    none = np.zeros((len(X), 0))
+    given = Rows(X.to_numpy(), np.asarray(y), WEIGHTS, 0.1 * WEIGHTS, 0 * WEIGHTS + 1, none)
     names = X.columns
     columns = checked_columns(names, ["age"], [["dose", "lot"]], [0.3, 0.4, 0.2, 0.2, 0.4])
     values = xr.DataArray(X.to_numpy(), {"feature": names}, ["row", "feature"])

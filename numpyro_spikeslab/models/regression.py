@@ -70,15 +70,18 @@ def sparse_regression(
     :param likelihood: a name above, or ``"normal"``.
     :param num_levels: number K of levels of an ordered likelihood, whose responses are 0 to K - 1.
     :return: ``model(X, y=None, always=None, offset=None, totals=1, upper=None, mask=True,
-        count=None, background=None)`` with ``X`` of shape (N, P) and ``y`` of shape (N,).
-        ``always`` are columns without spikes, shape (N, A); their weights are the site ``always``,
-        shape (A,), with the prior :math:`\mathcal{N}(0, 10^2)`. ``offset`` is added to the
-        predictor, and ``totals`` are the trials of Binomial observations. Times lie between ``y``
-        and ``upper``, by default at ``y``. Rows where the boolean ``mask`` is false are no
-        observations, and the others count ``count`` times, once by default. ``background`` are the
-        ``eigenvalues`` of :func:`numpyro_spikeslab.background`, which has rotated all rows of a
-        Normal response. It adds the sites ``background_scale``, with the prior of ``sigma``, and
-        ``variance_share``: of columns, background and noise.
+        count=None, effects=None, background=None)`` with ``X`` of shape (N, P) and ``y`` of shape
+        (N,). ``always`` are columns without spikes, shape (N, A); their weights are the site
+        ``always``, shape (A,), with the prior :math:`\mathcal{N}(0, 10^2)`. ``offset`` is added to
+        the predictor, and ``totals`` are the trials of Binomial observations. Times lie between
+        ``y`` and ``upper``, by default at ``y``. Rows where the boolean ``mask`` is false are no
+        observations, and the others count ``count`` times, once by default. ``effects`` are columns
+        of the levels of groups by name, such as indicators, shape (N, G); the site ``effect_NAME``,
+        shape (G,), has their weights with the prior :math:`\mathcal{N}(0, \tau^2)`, and ``sd_NAME``
+        the scale, with a HalfNormal prior of scale 1. ``background`` are the ``eigenvalues`` of
+        :func:`numpyro_spikeslab.background`, which has rotated all rows of a Normal response. It
+        adds the sites ``background_scale``, with the prior of ``sigma``, and ``variance_share``: of
+        columns, background and noise.
     :raises ValueError: if there is no such likelihood.
 
     **Example**
@@ -103,6 +106,7 @@ def sparse_regression(
         upper=None,
         mask=True,
         count=None,
+        effects=None,
         background=None,
     ):
         priors = kind.sites(noise_scale, num_levels)
@@ -119,6 +123,10 @@ def sparse_regression(
         if always is not None:
             with numpyro.plate("always_feature", always.shape[1]):
                 f += always @ numpyro.sample("always", dist.Normal(0.0, WIDE))
+        for name, columns in (effects or {}).items():
+            scale = numpyro.sample(f"sd_{name}", dist.HalfNormal(1.0))
+            with numpyro.plate(f"level_{name}", columns.shape[1]):
+                f += columns @ numpyro.sample(f"effect_{name}", dist.Normal(0.0, scale))
         if offset is not None:
             f += offset
         # NumPyro takes levels as integers alone

@@ -61,9 +61,11 @@ class PairedGibbs(BlockKernel):
     """Draws pairs (slab, spike) from their exact conditionals (supplement, section 2).
 
     It also draws noise scales, slab scales and inclusion probabilities that are sites of their own,
-    under any prior on positive numbers or on probabilities, sites on which only the noise scales of
-    a Normal likelihood depend, as ``sqrt(sigma**2 + tau**2 * z)`` does, and coefficients, which are
-    Normal sites in which the location is affine. Alone, it samples models without other latent
+    under any prior on positive numbers or on probabilities; sites on which only the noise scales of
+    a Normal likelihood depend, as ``sqrt(sigma**2 + tau**2 * z)`` does; coefficients, which are
+    Normal sites in which the location is affine; and the scales of their priors, such as ``tau`` of
+    the effects ``numpyro.sample("b", dist.Normal(mean, tau))`` of groups of rows. A scale is the
+    site itself or an entry of it, not a multiple. Alone, it samples models without other latent
     sites. As a block of :class:`numpyro.infer.Gibbs` it draws the sites that it is given, for
     example the pairs (:func:`~numpyro_spikeslab.paired_sites`). If the design depends on sites of
     other blocks, continuous or discrete, it is evaluated in every step.
@@ -91,7 +93,9 @@ class PairedGibbs(BlockKernel):
 
     Coefficients that the kernel draws, such as an intercept, are integrated out of the pairs, so
     columns need not be centred. For tasks this holds if each task has its own coefficients.
-    Otherwise, or if another block draws them, centre the columns.
+    Otherwise, or if another block draws them, centre the columns. Scales of coefficients of a
+    design are drawn with these integrated out under a Normal likelihood, and also move together
+    with them under others, so neither has to be written without its centre.
 
     Weights of shape (Q, M) of Q tasks that share M features, or that mix
     :func:`~numpyro_spikeslab.latent_functions`, are drawn for all tasks at once. Entries may be

@@ -42,11 +42,12 @@ class RowsGivenDraws(NamedTuple):
         :param rows: of the regression.
         """
         y, draws = dt["observed_data"].to_dataset()["y"].values.astype(float), posterior(dt)
-        of_rows = (rows[name].values for name in ("weights", "offset", "beside"))
-        given = Rows(rows["X"].values, y, *of_rows)
+        of_rows = {name: rows[name].values for name in ("weights", "offset", "beside")}
+        X = rows["X"].values
+        given = Rows(X, y, **of_rows, effects=X[:, :0])
         covariance = rows[COVARIANCE].values if COVARIANCE in rows else True
         none = np.zeros(rows.sizes["feature"], bool)
-        units, data = standardise(rows["X"], given, none, kind, covariance)
+        units, data = standardise(rows["X"], given, none, kind, covariance=covariance)
         w = (draws["w"] * units.x["sd"] / units.y_sd).values.reshape(-1, len(none))
         scale, noise = (draws[k].values.reshape(-1, 1) for k in ("background_scale", "sigma"))
         residual = data["y"] - w @ data["X"].T

@@ -18,6 +18,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
+from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer import NUTS, Gibbs
 
@@ -42,6 +43,9 @@ NUM_STEPS, TOLERANCE = 1000, 1e-3
 
 NUM_FIT_DRAWS = 1000
 """Draws of the fit, or as many as there are chains."""
+
+START = 0.5
+"""Standard deviation of random effects of a fit, in standard units."""
 
 ROUND, MOST = 250, 1000
 """Draws of a chain between looks at Monte Carlo errors, and at most, unless their number is given.
@@ -136,10 +140,14 @@ class Table(NamedTuple):
         num_rows = padded(len(X)) - len(X)
         # a term has few columns, and none of padding
         num_columns = (padded(X.shape[1]) - X.shape[1]) * (model.heredity is None)
-        others = {name: np.asarray(x, dtype) for name, x in data.items() if name != "X"}
         # nothing is known of a time of padding, so its density has slopes
         fills = {"count": 1.0, "upper": np.inf}
-        data = {name: _longer(x, num_rows, fills.get(name, 0.0)) for name, x in others.items()}
+        others = {name: x for name, x in data.items() if name != "X"}
+
+        def to_size(path: Any, x: Any) -> Any:
+            return _longer(np.asarray(x, dtype), num_rows, fills.get(path[0].key, 0.0))
+
+        data = jax.tree.map_with_path(to_size, others)
         data["mask"] = np.arange(len(X) + num_rows) < len(X)
         columns = _longer(_longer(X, num_rows).T, num_columns).astype(dtype)
         if model.groups is not None:
@@ -188,6 +196,7 @@ def _begin(
         fitted = _fit((key_fit, key_draws), model._replace(heredity=None), table, size)
         # all but the weights, which are products of slabs and spikes
         starts = {k: x[:num_chains] for k, x in fitted[0].items() if k != "w"}
+        starts |= {name: jnp.full(num_chains, x) for name, x in _scales(table).items()}
         fitted = _stored(fitted[0]), *fitted[1:]
     else:
         spikes = jnp.zeros(model.num_spikes(len(table.columns)), int)
@@ -195,6 +204,8 @@ def _begin(
         one |= dict.fromkeys(model.kind.free_sites, 1.0)
         if "always" in table.data:
             one["always"] = jnp.zeros(table.data["always"].shape[1])
+        effects = table.data.get("effects", {}).items()
+        one |= {f"effect_{name}": jnp.zeros(x.shape[1]) for name, x in effects} | _scales(table)
         starts = jax.tree.map(lambda x: jnp.stack([x] * num_chains), one)
     kernel = _kernel(model, table)
     # NUTS starts at unconstrained values
@@ -219,7 +230,8 @@ def _fit(keys: Any, model: TableModel, table: Table, size: int) -> Fit:
         one, other = (jnp.maximum(x, 1.0) for x in prior["inclusion"])
         # a guide starts at the prior mean, which it cannot compute from traced concentrations
         prior, start = {"inclusion": (one, other)}, {"inclusion_auto_loc": one / (one + other)}
-    guide = PairedGuide(model.at(prior))
+    # at a point, as effects are in a fit, their scale would fall to 0
+    guide = PairedGuide(handlers.condition(model.at(prior), _scales(table)))
     svi = CAVI(guide.model, guide)
     # all rows count where masks are traced
     tol = TOLERANCE / columns.shape[1]
@@ -232,6 +244,11 @@ def _fit(keys: Any, model: TableModel, table: Table, size: int) -> Fit:
     densities = log_densities(svi, params, latents, (columns,), data)
     probs, effects = guide.inclusion_probabilities(params), guide.effects(params, columns, **data)
     return draws, FitStatistics(*densities, probs, effects), -result.losses[-2:]
+
+
+def _scales(table: Table) -> dict[str, Any]:
+    """Return the scales of random effects at which chains start, and which a fit takes as known."""
+    return {f"sd_{name}": jnp.asarray(START) for name in table.data.get("effects", {})}
 
 
 def _stored(draws: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ class Rows(NamedTuple):
     """Rows of a table with the response, weight and offset of each.
 
     - **beside** - the number of trials, or the upper limit of a time; infinite where there is none.
+    - **effects** - the columns of all random effects.
     """
 
     X: Float[np.ndarray, "N P"]
@@ -30,6 +31,7 @@ class Rows(NamedTuple):
     weights: Float[np.ndarray, " N"]
     offset: Float[np.ndarray, " N"]
     beside: Float[np.ndarray, " N"]
+    effects: Float[np.ndarray, "N C"]
 
     @property
     def seen(self) -> Bool[np.ndarray, " N"]:
@@ -79,7 +81,8 @@ def checked_rows(
         y, beside = limits(axis, y, event)
     else:
         y = axis.aligned("y", y, may_be_one=False)
-    rows = Rows(X, y, **numbers, beside=beside)
+    effects = np.hstack([X[:, :0], *(x.columns for x in given.effects.values())])
+    rows = Rows(X, y, **numbers, beside=beside, effects=effects)
     kind.check(rows.y, rows.beside)
     wrong = rows.weights <= 0 if kind.has_precisions else rows.weights < 0
     if not kind.has_fractions:
@@ -125,16 +128,20 @@ def ordered_levels(y: Any) -> tuple[Any, list[str]]:
     return pd.Series(codes, values.index) if isinstance(values, pd.Series) else codes, [*names]
 
 
-def checked_background(background: Any, kind: ResponseKind, size: int, labels: Any) -> Any:
+def checked_background(background: Any, kind: ResponseKind, given: Given) -> Any:
     """Return the covariance of a background in order, `True` for that of all columns, or `None`."""
     if background is None or background is False:
         return None
     if kind.name != "normal":
         got = f"a background of likelihood={kind.name!r}"
         raise bad("background", got, "None unless likelihood='normal'", "Others have no rotation.")
+    if given.effects:
+        got = f"a background beside effects of {', '.join(given.effects)}"
+        raise bad("background", got, "None where a formula has random effects")
     if background is True:
         return True
-    frame, axis = in_pandas("background", background), Axis("row of X", size, labels)
+    size = len(given.X)
+    frame, axis = in_pandas("background", background), Axis("row of X", size, given.labels)
     K = as_numbers("background", frame)
     if K.shape != (size, size):
         raise bad("background", f"the shape {K.shape}", f"True or ({size}, {size}), one row each")

@@ -21,6 +21,7 @@ from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.tables.background import COVARIANCE
 from numpyro_spikeslab.tables.chains import TableModel
 from numpyro_spikeslab.tables.checks import Rows, check_key, checked_count
+from numpyro_spikeslab.tables.effects import known_effects
 from numpyro_spikeslab.tables.predict import kind_of, stored_rows
 from numpyro_spikeslab.tables.units import Units, standardise
 
@@ -153,6 +154,8 @@ def standard_problem(dt: xr.DataTree) -> tuple[Any, dict[str, Any], dict[str, An
         raise bad("log_evidence: the result", "heredity", "spikes that need no others")
     if rows["X"].ndim > 2:
         raise bad("log_evidence: the result", "several completed tables", "one table")
+    if known_effects(rows.attrs.get("formula")):
+        raise bad("log_evidence: the result", "random effects", "a formula without them")
     # constant columns and their weights change nothing
     varies = inclusion > 0
     rows, draws, inclusion = (
@@ -162,11 +165,12 @@ def standard_problem(dt: xr.DataTree) -> tuple[Any, dict[str, Any], dict[str, An
     )
     is_always = inclusion == 1
     of_rows = {name: rows[name].values for name in ("beside", "weights", "offset")}
-    given = Rows(rows["X"].values, response_of(dt), **of_rows)
+    X = rows["X"].values
+    given = Rows(X, response_of(dt), **of_rows, effects=X[:, :0])
     covariance: Any = rows[COVARIANCE].values if COVARIANCE in rows else None
     if "background_scale" in draws and covariance is None:
         covariance = True
-    units, data = standardise(rows["X"], given, is_always, kind, covariance)
+    units, data = standardise(rows["X"], given, is_always, kind, covariance=covariance)
     labels = rows.get(f"{GROUP}.w", rows["feature"]).values[~is_always]
     _, first, numbers = np.unique(labels, return_index=True, return_inverse=True)
     prior: dict[str, Any] = {"probabilities": inclusion[~is_always][first]}

@@ -23,6 +23,7 @@ from numpyro_spikeslab.support.tabular import as_numbers, in_pandas, row_labels
 from numpyro_spikeslab.tables.background import COVARIANCE, RowsGivenDraws
 from numpyro_spikeslab.tables.chains import padded
 from numpyro_spikeslab.tables.checks import check_key, check_totals, row_coord
+from numpyro_spikeslab.tables.effects import effects_of_rows, known_effects, with_effects
 from numpyro_spikeslab.tables.formula import new_columns
 
 MAX_NUMBERS = 10**7
@@ -135,7 +136,10 @@ def stored_rows(dt: xr.DataTree) -> xr.Dataset:
     if "X" not in groups.get("constant_data", {}):
         got = f"a {type(dt).__name__} without `X` in `constant_data`"
         raise bad("dt", got, "a result of sparse_regression for a table")
-    return completed(dt["constant_data"].to_dataset())
+    rows = completed(dt["constant_data"].to_dataset())
+    if not known_effects(rows.attrs.get("formula")):
+        return rows
+    return with_effects("dt", rows, posterior(dt), read_columns(dt["data"].to_dataset()))
 
 
 def kind_of(rows: xr.Dataset) -> ResponseKind:
@@ -160,10 +164,10 @@ def new_rows(dt: xr.DataTree, X_new: Any, of_rows: dict[str, Any]) -> xr.Dataset
         got = "new rows, whose covariance with the others is not known"
         raise bad("X_new", got, "None, of a result with a background of a given covariance")
     feature = rows["feature"].to_index()
+    given = frame = in_pandas("X_new", X_new)
     if "formula" in rows.attrs:
         variables = read_columns(dt["data"].to_dataset())
-        X_new = new_columns(rows.attrs["formula"], variables, X_new)[[*feature]]
-    frame = in_pandas("X_new", X_new)
+        frame = new_columns(rows.attrs["formula"], variables, X_new)[[*feature]]
     X, columns = as_numbers("X_new", frame), Axis("column of X", len(feature), feature)
     order = columns.order("X_new", getattr(frame, "columns", None))
     if X.ndim != 2 or X.shape[1] != len(feature) or not len(X):
@@ -173,12 +177,12 @@ def new_rows(dt: xr.DataTree, X_new: Any, of_rows: dict[str, Any]) -> xr.Dataset
     if of_rows["offset"] is None and rows["offset"].any():
         raise bad("offset", "None", "numbers, as in the regression", "0 is an exposure of 1.")
     numbers = {name: axis.aligned(name, x) for name, x in of_rows.items() if x is not None}
-    given: Any = {name: ("row", x) for name, x in numbers.items()}
-    given["X"] = ["row", "feature"], X[:, order]
+    of_new: Any = {name: ("row", x) for name, x in numbers.items()}
+    of_new["X"] = ["row", "feature"], X[:, order]
     coords: Any = row_coord("row", labels) | {k: x for k, x in rows.coords.items() if k == "level"}
-    new = completed(xr.Dataset(given, coords, rows.attrs))
+    new = completed(xr.Dataset(of_new, coords, rows.attrs))
     kind.check(np.zeros(len(X)), new["beside"].values)
-    return new
+    return with_effects("X_new", new, posterior(dt), given)
 
 
 def of_draws(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> xr.DataArray:
@@ -203,19 +207,24 @@ def in_batches(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> np.n
     each = {name: draws[name].values for name in draws if name in ("intercept", *kind.own_sites)}
     sites: dict[str, Any] = {k: x.reshape(total, 1, *x.shape[2:]) for k, x in each.items()}
     intercept = sites.pop("intercept", 0.0)
-    of_rows = {name: x.values for name, x in rows.items() if "row" in x.dims}
+    of_rows = {
+        name: x.values for name, x in rows.items() if "row" in x.dims and "." not in str(name)
+    }
     shared = () if given is None else given.covariances(rows)
+    effects = effects_of_rows(random.fold_in(key, count), rows, draws)
     # tables of like sizes share a program
     size, out = min(padded(count), max(1, BATCH // total)), np.empty(0)
     for start in range(0, count, size):
-        at = {name: x[np.arange(start, start + size) % count] for name, x in of_rows.items()}
+        places = np.arange(start, start + size) % count
+        at = {name: x[places] for name, x in of_rows.items()}
         columns = np.atleast_3d(at.pop("X")).T
         # chain by chain, which bounds the copy in double precision
         f = [w @ columns[k] for w, k in zip(draws["w"].values, tables.values, strict=True)]
         f = np.concatenate(f) + intercept + at["offset"]
         if given is not None:
-            key_rows = random.fold_in(key, start + count)
-            f += given.draw(key_rows, *(x[np.arange(start, start + size) % count] for x in shared))
+            f += given.draw(random.fold_in(key, start + count), *(x[places] for x in shared))
+        for levels, factors, of_levels in effects:
+            f += of_levels[:, levels[places]] * factors[places]
         values, largest = _of_batch(what, kind, f, sites, at, random.fold_in(key, start))
         if not start:
             out = np.empty((len(values), count, *values.shape[2:]), values.dtype)

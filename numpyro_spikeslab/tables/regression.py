@@ -255,15 +255,17 @@ def sparse_regression(
     rows = checked_rows(given, table.values, kind, of_rows)
     columns = checked_columns(table["feature"].to_index(), given.always, given.groups, inclusion)
     model = TableModel(kind, columns.groups, columns.heredity(heredity, given.parents))
-    covariance = checked_background(background, kind, len(rows.y), given.labels)
-    units, arguments = standardise(table, rows, columns.always, kind, covariance)
+    covariance = checked_background(background, kind, given)
+    units, arguments = standardise(table, rows, columns.always, kind, given.effects, covariance)
     problem = Problem(model, arguments, columns, units, expected_size, table.values)
     tree = analyse(run, problem)
     draws = posterior(tree)
     w = mean(draws["w"]).values
     # cut points are about the middle of predictors
     intercept = mean(draws["intercept"]).values if "intercept" in draws else -w @ rows.X.mean(0)
+    of_effects = [mean(draws[f"effect_{name}"]).values for name in given.effects]
     predictor = rows.offset + intercept + rows.X @ w
+    predictor += rows.effects @ np.concatenate([w[:0], *of_effects])
     ones = np.ones(len(rows.y))
     weights = (ones, rows.weights) if kind.has_precisions else (rows.weights, ones)
     fitted = Fitted(*(x[rows.seen] for x in (rows.y, predictor, *weights)))

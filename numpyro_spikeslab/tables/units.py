@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Standardised tables and responses, and draws in their units."""
 
+from collections.abc import Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 import numpy as np
 import xarray as xr
 
@@ -15,6 +17,7 @@ from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.tables.chains import PROBABILITIES
 from numpyro_spikeslab.tables.checks import Rows
 from numpyro_spikeslab.tables.columns import TableColumns
+from numpyro_spikeslab.tables.effects import Effect
 
 
 class Units(NamedTuple):
@@ -24,6 +27,7 @@ class Units(NamedTuple):
       that is known, without which there is no intercept.
     - **noise** - noise of a row of weight 1, relative to a row of average weight.
     - **num_rows** - how often all rows count together.
+    - **effects** - random effects by name, each with the means of its columns.
     - **background** - of the rows, if there is one.
     """
 
@@ -32,6 +36,7 @@ class Units(NamedTuple):
     y_sd: float
     noise: float
     num_rows: int | float
+    effects: Mapping[str, tuple[Effect, Float[np.ndarray, " G"]]] = MappingProxyType({})
     background: Background | None = None
 
 
@@ -45,6 +50,7 @@ def standardise(
     rows: Rows,
     always: Bool[np.ndarray, " P"],
     kind: ResponseKind,
+    effects: Mapping[str, Effect] = MappingProxyType({}),
     covariance: Any = None,
 ) -> tuple[Units, dict[str, Any]]:
     """Compute arguments of :func:`~numpyro_spikeslab.models.sparse_regression` by name: columns of
@@ -65,6 +71,8 @@ def standardise(
         raise bad("X", f"{np.sum(~varies)} constant columns of {len(varies)}", expected)
     sd = np.where(varies, sd, 1.0)
     X, y = (rows.X - mean) / sd * varies, rows.y
+    means = np.average(rows.effects, axis=0, weights=rows.weights)
+    Z = rows.effects - means
     y_mean, y_sd, noise, parts = 0.0, 1.0, 1.0, None
     if kind.units is not None:
         y = kind.level(y, rows.beside) - rows.offset
@@ -82,7 +90,7 @@ def standardise(
             K = X @ X.T if covariance is True else covariance
             parts = background(K, rows.weights / scale)
             rotate = parts.rotate
-        X, y = map(rotate, (X, y))
+        X, y, Z = map(rotate, (X, y, Z))
     data = {"X": X[:, ~always], "y": y}
     if parts is not None:
         data["background"] = parts.eigenvalues
@@ -97,8 +105,15 @@ def standardise(
         data["offset"] = rows.offset
     if kind.has_trials:
         data["totals"] = rows.beside
+    ends = np.cumsum([len(x.levels) for x in effects.values()])[:-1]
+    of_each = zip(np.split(Z, ends, axis=1), np.split(means, ends), strict=True)
+    in_units, of_effects = {}, {}
+    for (name, effect), (columns, centre) in zip(effects.items(), of_each, strict=False):
+        in_units[name], of_effects[name] = columns / effect.unit, (effect, centre)
+    if effects:
+        data["effects"] = in_units
     x = of_columns(table["feature"], mean=mean, sd=sd, varies=varies)
-    return Units(x, y_mean, y_sd, noise, total, parts), data
+    return Units(x, y_mean, y_sd, noise, total, of_effects, parts), data
 
 
 def repeat_rows(rows: Rows, kind: ResponseKind) -> Rows:
@@ -135,6 +150,14 @@ def convert_to_units(
     if "mean" in units.x:
         # of the rounded weights, for means may be large; not by xarray, which copies all as floats
         shift = np.einsum("...p,p->...", draws["w"].values, units.x["mean"].values)
+        for name, (effect, means) in units.effects.items():
+            in_unit, b = units.y_sd / effect.unit, draws[f"effect_{name}"]
+            named = b.rename({b.dims[-1]: effect.group})
+            named = in_unit * named.assign_coords({effect.group: effect.levels})
+            shift += named.values @ means
+            draws = draws.drop_dims(str(b.dims[-1])).assign({f"effect_{name}": named})
+            if f"sd_{name}" in draws:
+                draws[f"sd_{name}"] = draws[f"sd_{name}"] * in_unit
         if "cutpoints" in draws:
             draws["cutpoints"] = draws["cutpoints"] + shift[..., None]
         else:

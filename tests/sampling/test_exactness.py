@@ -32,19 +32,23 @@ KEY = random.key(0)
 
 
 def columns_model(X, Y=None, *, groups=None):
-    """Coefficients with a coefficient as their prior mean, unknown scales, two sets of weights."""
+    """Coefficients with a coefficient as their prior mean, unknown scales, two sets of weights.
+    The scales of effects and slopes are entries of one site."""
     sigma = numpyro.sample("sigma", dist.LogNormal(0.0, 0.5))
     inclusion = numpyro.sample("inclusion", dist.Uniform(0.05, 0.95))
     scale = numpyro.sample("scale", dist.LogNormal(0.5, 0.5))
     level = numpyro.sample("level", dist.Normal(0.3, 1.0))
+    spread = numpyro.sample("spread", dist.LogNormal(-0.4, 0.5).expand([2]).to_event(1))
+    half = jnp.arange(len(X)) % 2
     with numpyro.plate("half", 2):
-        effect = numpyro.sample("effect", dist.Normal(0.5 * level, 0.7))
+        effect = numpyro.sample("effect", dist.Normal(0.5 * level, spread[0]))
+        slope = numpyro.sample("slope", dist.Normal(0.0, spread[1]))
     if groups is None:
         w = truth.weights(3, inclusion, scale)
     else:
         w = nss.spike_slab("w", inclusion, scale, groups=groups)
     v = truth.weights(X.shape[1] - 3, 0.4, name="v", plate="other")
-    location = level + effect[jnp.arange(len(X)) % 2] + X[:, :3] @ w + X[:, 3:] @ v
+    location = level + effect[half] + slope[half] * X[:, 2] + X[:, :3] @ w + X[:, 3:] @ v
     with numpyro.plate("obs", len(X)):
         numpyro.sample("Y", dist.Normal(location, sigma), obs=Y)
 
