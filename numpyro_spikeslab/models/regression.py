@@ -25,6 +25,7 @@ def sparse_regression(
     groups: Sequence[int] | None = None,
     heredity: Any = None,
     likelihood: str = "normal",
+    num_levels: int = 2,
 ) -> Callable[..., Any]:
     r"""Make a sparse regression of a response on standardised columns.
 
@@ -40,6 +41,9 @@ def sparse_regression(
     ``"logit"``              ``Bernoulli(logits=f)``
     ``"probit"``             ``Bernoulli(probs=ndtr(f))``
     ``"binomial"``           ``Binomial(totals, logits=f)``
+    ``"ordered"``            ``OrderedLogistic(f, cutpoints)``, without an intercept; under the
+                             prior of ``cutpoints`` all probabilities of the levels are alike at the
+                             predictor 0: ``Dirichlet(1, ..., 1)``
     ``"poisson"``            ``Poisson(exp(f))``
     ``"negative_binomial"``  ``NegativeBinomial2(exp(f), concentration)``, with
                              ``concentration`` from ``LogNormal(0, 2)``
@@ -50,9 +54,9 @@ def sparse_regression(
     ``"exponential"``        ``Exponential(exp(-f))``
     ======================== =========================================================
 
-    :class:`~numpyro_spikeslab.PairedGibbs` draws all sites but ``concentration``, ``dof``, and
-    ``sigma`` of other likelihoods than Normal, which need NUTS beside it. Where more than half of
-    the responses of a Student-t likelihood are equal, the posterior is improper.
+    :class:`~numpyro_spikeslab.PairedGibbs` draws all sites but ``concentration``, ``cutpoints``,
+    ``dof``, and ``sigma`` of other likelihoods than Normal, which need NUTS beside it. Where more
+    than half of the responses of a Student-t likelihood are equal, the posterior is improper.
 
     :param noise_scale: scale of the HalfNormal prior of ``sigma``. The default is weak, since the
         noise of a standardised response is at most about 1.
@@ -64,6 +68,7 @@ def sparse_regression(
     :param groups: the number of each column's group, see :func:`~numpyro_spikeslab.spike_slab`.
     :param heredity: the parents of interactions, likewise.
     :param likelihood: a name above, or ``"normal"``.
+    :param num_levels: number K of levels of an ordered likelihood, whose responses are 0 to K - 1.
     :return: ``model(X, y=None, always=None, offset=None, totals=1, upper=None, mask=True,
         count=None, background=None)`` with ``X`` of shape (N, P) and ``y`` of shape (N,).
         ``always`` are columns without spikes, shape (N, A); their weights are the site ``always``,
@@ -100,7 +105,7 @@ def sparse_regression(
         count=None,
         background=None,
     ):
-        priors = kind.sites(noise_scale)
+        priors = kind.sites(noise_scale, num_levels)
         sites = {name: numpyro.sample(name, prior) for name, prior in priors.items()}
         slab = numpyro.sample("slab_scale", dist.HalfNormal(slab_scale))
         pi = probabilities
@@ -116,6 +121,8 @@ def sparse_regression(
                 f += always @ numpyro.sample("always", dist.Normal(0.0, WIDE))
         if offset is not None:
             f += offset
+        # NumPyro takes levels as integers alone
+        y = jnp.asarray(y, int) if kind.num_levels and y is not None else y
         if background is not None:
             tau = numpyro.sample("background_scale", dist.HalfNormal(noise_scale))
             variances = tau**2 * background + sites["sigma"] ** 2

@@ -18,6 +18,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
+from numpyro.distributions import biject_to
 from numpyro.infer import NUTS, Gibbs
 
 from numpyro_spikeslab import models
@@ -90,7 +91,7 @@ class TableModel(NamedTuple):
 
     def __repr__(self) -> str:
         # the name stands for the functions of the kind
-        return repr((self.kind.name, self.groups, self.heredity))
+        return repr((self.kind.name, self.kind.num_levels, self.groups, self.heredity))
 
     def num_spikes(self, num_columns: int) -> int:
         return num_columns if self.groups is None else max(self.groups) + 1
@@ -100,8 +101,9 @@ class TableModel(NamedTuple):
 
         XLA would transpose a table in each step.
         """
+        name, num_levels = self.kind.name, self.kind.num_levels
         options = {"groups": self.groups, "heredity": self.heredity} | prior
-        model = models.sparse_regression(likelihood=self.kind.name, **options)
+        model = models.sparse_regression(likelihood=name, num_levels=num_levels, **options)
         return lambda columns, **data: model(columns.T, **data)
 
 
@@ -129,7 +131,8 @@ class Table(NamedTuple):
         """Pad arguments of :func:`~numpyro_spikeslab.models.sparse_regression`."""
         X, dtype = data["X"], jnp.result_type(float)
         # what weights mean is settled, so estimators and functions share programs
-        model = model._replace(kind=RESPONSES[model.kind.name])
+        kind = RESPONSES[model.kind.name]._replace(num_levels=model.kind.num_levels)
+        model = model._replace(kind=kind)
         num_rows = padded(len(X)) - len(X)
         # a term has few columns, and none of padding
         num_columns = (padded(X.shape[1]) - X.shape[1]) * (model.heredity is None)
@@ -194,8 +197,10 @@ def _begin(
             one["always"] = jnp.zeros(table.data["always"].shape[1])
         starts = jax.tree.map(lambda x: jnp.stack([x] * num_chains), one)
     kernel = _kernel(model, table)
-    # NUTS starts at unconstrained values, and all these sites are positive
-    starts |= {name: jnp.log(starts[name]) for name in model.kind.free_sites}
+    # NUTS starts at unconstrained values
+    priors = model.kind.own_sites
+    free = {name: biject_to(priors[name].support) for name in model.kind.free_sites}
+    starts |= {name: transform.inv(starts[name]) for name, transform in free.items()}
 
     def start(inputs):
         key, values = inputs
@@ -404,7 +409,7 @@ def _tree(draws: dict[str, Any], sizes: dict[str, int], dims: list[str]) -> xr.D
     if PROBABILITIES in arrays:
         groups["sample_stats"] = {PROBABILITIES: arrays[PROBABILITIES]}
     names = {name: ["feature"] for name in sizes} | {"always": ["always_feature"]}
-    names |= {"variance_share": ["part"]}
+    names |= {"variance_share": ["part"], "cutpoints": ["cutpoint"]}
     names |= {"w_spike": ["group"]} if sizes["w_spike"] != sizes["w"] else {}
     coords = {"part": ["columns", "background", "noise"]}
     return arviz_base.from_dict(groups, dims=names, coords=coords, sample_dims=dims)

@@ -14,8 +14,8 @@ from numpyro.util import is_prng_key
 from numpyro_spikeslab.models.responses import RESPONSES, ROUNDING, ResponseKind
 from numpyro_spikeslab.support.files import plain_labels
 from numpyro_spikeslab.support.labels import Axis
-from numpyro_spikeslab.support.messages import bad
-from numpyro_spikeslab.support.tabular import as_numbers, in_pandas, row_labels
+from numpyro_spikeslab.support.messages import bad, some
+from numpyro_spikeslab.support.tabular import GAPS, as_numbers, in_pandas, row_labels
 from numpyro_spikeslab.tables.formula import Given
 
 
@@ -96,6 +96,33 @@ def checked_rows(
         if np.std(response) <= ROUNDING * np.max(np.abs(response)):
             raise bad("y", f"{response[0]} in every row", "numbers that differ")
     return rows
+
+
+def ordered_levels(y: Any) -> tuple[Any, list[str]]:
+    """Return numbers from 0 on in place of classes in order, and the names of their levels.
+
+    These are the categories of pandas or of an Enum of polars in their order, or sorted numbers.
+    """
+    values = in_pandas("y", y)
+    array = getattr(values, "array", values)
+    categories = isinstance(array, pd.Categorical)
+    kind = pd.api.types.infer_dtype(array)
+    if (categories and not array.ordered) or kind == "string":
+        got = "categories without an order" if categories else "strings"
+        remedy = "pandas.Categorical(y, ['low', 'middle', 'high'], ordered=True) has one."
+        raise bad("y", got, "numbers, or categories with an order", remedy)
+    if categories:
+        codes, names = array.codes, array.categories.map(str)
+        if (codes < 0).any():
+            raise bad("y", f"{np.sum(codes < 0)} missing values", "none", GAPS)
+        if unused := names[np.bincount(codes, minlength=len(names)) == 0].tolist():
+            remedy = "y.cat.remove_unused_categories() leaves them out."
+            raise bad("y", f"the levels {some(unused)} in no row", "a row of each", remedy)
+    else:
+        numbers = as_numbers("y", values)
+        distinct = np.unique(numbers)
+        codes, names = np.searchsorted(distinct, numbers), pd.Index([f"{x:g}" for x in distinct])
+    return pd.Series(codes, values.index) if isinstance(values, pd.Series) else codes, [*names]
 
 
 def checked_background(background: Any, kind: ResponseKind, size: int, labels: Any) -> Any:

@@ -124,7 +124,9 @@ def tempered_evidence(
         of models without latent functions and of likelihoods whose powers are no mixtures of
         Gaussians, such as a probit one.
 
-    It warns if the standard error is above 0.5. All computations are in double precision.
+    It warns if the standard error is above 0.5. Where particles get stuck, the evidence is too low
+    and islands differ by nats; see :ref:`how many functions <how-many-functions>`. All computations
+    are in double precision.
 
     .. code-block:: python
 
@@ -189,23 +191,25 @@ def response_of(dt: xr.DataTree) -> Any:
 def standard_draws(draws: xr.Dataset, units: Units, kind: ResponseKind) -> dict[str, Any]:
     """Invert :func:`~numpyro_spikeslab.tables.units.convert_to_units`."""
     new = {"w_spike": draws["w_spike"], "w": draws["w"] * units.x["sd"] / units.y_sd}
-    new |= {name: draws[name] for name in ("slab_scale", *kind.sites(1.0))}
+    new |= {name: draws[name] for name in ("slab_scale", *kind.own_sites)}
     if "background_scale" in draws:
         new["background_scale"] = draws["background_scale"] / units.y_sd
     if PRIOR in draws:
         new["inclusion"] = draws[PRIOR]
     if "sigma" in new:
         new["sigma"] = new["sigma"] / (units.y_sd * units.noise)
+    shift = xr.dot(draws["w"], units.x["mean"], dim="feature")
     if kind.has_intercept:
-        at_mean = draws["intercept"] + xr.dot(draws["w"], units.x["mean"], dim="feature")
-        new["intercept"] = (at_mean - units.y_mean) / units.y_sd
+        new["intercept"] = (draws["intercept"] + shift - units.y_mean) / units.y_sd
+    if "cutpoints" in new:
+        new["cutpoints"] = new["cutpoints"] - shift
     return {name: x.transpose("chain", "draw", ...).values for name, x in new.items()}
 
 
 def log_unit(units: Units, kind: ResponseKind, rows: Rows) -> float:
     """Return the log of the density of ``y`` relative to that of the standardised data."""
     total = -units.num_rows * np.log(units.y_sd)
-    if not kind.has_intercept:
+    if kind.has_contrasts:
         # contrasts have the density of rows with the flat intercept integrated out, but for this
         total -= 0.5 * np.log(units.num_rows) + np.log(WIDE * np.sqrt(2 * np.pi))
         if kind.has_precisions:

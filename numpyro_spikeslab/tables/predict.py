@@ -58,8 +58,9 @@ def predict(
     :param times: for a likelihood of times, those for which to compute the probability that no
         event comes before, shape (T,): survival curves, instead of responses.
     :param kind: ``"response"`` for new responses, of weight 1; ``"mean"`` for their mean given the
-        draw, such as a probability (of a Student-t response the location, of a time the median);
-        ``"predictor"`` for the predictor, such as log odds.
+        draw, such as a probability (of a Student-t response the location, of a time the median, of
+        classes in order the probabilities of all levels, along ``level``); ``"predictor"`` for the
+        predictor, such as log odds.
     :param key: random key of the responses, by default one that is stored in the result.
     :return: ``y`` along ``chain``, ``draw`` and ``row``, with the labels of the rows; with
         ``times`` it is ``survival``, also along ``time``.
@@ -140,7 +141,8 @@ def stored_rows(dt: xr.DataTree) -> xr.Dataset:
 def kind_of(rows: xr.Dataset) -> ResponseKind:
     """Return the kind of their responses."""
     kind = RESPONSES[rows.attrs["likelihood"]]
-    return kind._replace(has_precisions=rows.attrs["weights"] == "precisions")
+    has_precisions = rows.attrs["weights"] == "precisions"
+    return kind._replace(has_precisions=has_precisions, num_levels=rows.sizes.get("level", 0))
 
 
 def completed(rows: xr.Dataset) -> xr.Dataset:
@@ -173,30 +175,34 @@ def new_rows(dt: xr.DataTree, X_new: Any, of_rows: dict[str, Any]) -> xr.Dataset
     numbers = {name: axis.aligned(name, x) for name, x in of_rows.items() if x is not None}
     given: Any = {name: ("row", x) for name, x in numbers.items()}
     given["X"] = ["row", "feature"], X[:, order]
-    new = completed(xr.Dataset(given, row_coord("row", labels), rows.attrs))
+    coords: Any = row_coord("row", labels) | {k: x for k, x in rows.coords.items() if k == "level"}
+    new = completed(xr.Dataset(given, coords, rows.attrs))
     kind.check(np.zeros(len(X)), new["beside"].values)
     return new
 
 
 def of_draws(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> xr.DataArray:
     """Compute numbers of rows given each draw."""
-    like = posterior(dt)["intercept"]
-    coords = {**like.coords, **rows["row"].coords}
-    numbers = in_batches(what, dt, rows, key).reshape(*like.shape, rows.sizes["row"])
-    return xr.DataArray(numbers, coords, ["chain", "draw", "row"], "y")
+    like, numbers = posterior(dt)["w"].isel(feature=0, drop=True), in_batches(what, dt, rows, key)
+    dims = ["chain", "draw", "row", "level"][: 1 + numbers.ndim]
+    coords: dict[Any, Any] = {**like.coords, **rows["row"].coords}
+    coords |= {name: x for name, x in rows.coords.items() if name in dims}
+    return xr.DataArray(numbers.reshape(*like.shape, *numbers.shape[1:]), coords, dims, "y")
 
 
 def in_batches(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> np.ndarray:
-    """Compute numbers of rows, shape (K, S), for all K draws or over them, in batches of rows."""
+    """Compute numbers of rows, shape (K, S), for all K draws or over them, in batches of rows; or
+    of all levels, shape (K, S, L)."""
     kind, draws, count = kind_of(rows), posterior(dt), rows.sizes["row"]
-    names, total = ("intercept", *kind.sites(1.0)), draws["intercept"].size
+    total = draws.sizes["chain"] * draws.sizes["draw"]
     given = RowsGivenDraws.of(dt, stored_rows(dt), kind) if "background_scale" in draws else None
     if given is not None and what == "log likelihood":
         return given.log_likelihood()
     # of each chain; new rows are one table for all
     tables = draws.coords.get(TABLE, xr.zeros_like(draws["chain"])) * (TABLE in rows.dims)
-    sites: dict[str, Any] = {name: draws[name].values.reshape(total, -1) for name in names}
-    intercept = sites.pop("intercept")
+    each = {name: draws[name].values for name in draws if name in ("intercept", *kind.own_sites)}
+    sites: dict[str, Any] = {k: x.reshape(total, 1, *x.shape[2:]) for k, x in each.items()}
+    intercept = sites.pop("intercept", 0.0)
     of_rows = {name: x.values for name, x in rows.items() if "row" in x.dims}
     shared = () if given is None else given.covariances(rows)
     # tables of like sizes share a program
@@ -212,7 +218,7 @@ def in_batches(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> np.n
             f += given.draw(key_rows, *(x[np.arange(start, start + size) % count] for x in shared))
         values, largest = _of_batch(what, kind, f, sites, at, random.fold_in(key, start))
         if not start:
-            out = np.empty((len(values), count), values.dtype)
+            out = np.empty((len(values), count, *values.shape[2:]), values.dtype)
         if not largest < (MAX_COUNT if out.dtype.kind == "i" else np.inf):
             row = rows["row"].values[(start + f.max(0).argmax()) % count]
             remedy = "Give rows with means like those of the regression."

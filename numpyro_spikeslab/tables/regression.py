@@ -2,6 +2,7 @@
 """Sparse regression of a response on a table, without a model written by the user."""
 
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 import warnings
 
@@ -21,7 +22,12 @@ from numpyro_spikeslab.support.precision import in_double_precision
 from numpyro_spikeslab.support.tabular import in_pandas
 from numpyro_spikeslab.tables.background import COVARIANCE, rotated_fit
 from numpyro_spikeslab.tables.chains import Run, TableModel, fit_and_chains
-from numpyro_spikeslab.tables.checks import checked_background, checked_rows, checked_table
+from numpyro_spikeslab.tables.checks import (
+    checked_background,
+    checked_rows,
+    checked_table,
+    ordered_levels,
+)
 from numpyro_spikeslab.tables.columns import TableColumns, checked_columns
 from numpyro_spikeslab.tables.completed import completions, regress_each
 from numpyro_spikeslab.tables.formula import formula_table
@@ -120,6 +126,7 @@ def sparse_regression(
     ``"logit"``              classes, 0 and 1              log odds
     ``"probit"``             classes, 0 and 1              probits
     ``"binomial"``           counts of ``totals``          log odds
+    ``"ordered"``            classes in order              log odds, ``cutpoints``
     ``"poisson"``            counts                        logs of means
     ``"negative_binomial"``  counts with more variance     logs of means, ``concentration``
     ``"weibull"``            times, or limits of them      logs of times, ``sigma``: 1 / shape
@@ -128,11 +135,19 @@ def sparse_regression(
     ``"exponential"``        the same                      logs of times
     ======================== ============================= =====================================
 
-    All but the Normal one have an intercept with the prior Normal(0, 10^2), where a Student-t
+    Others than the Normal one have an intercept with the prior Normal(0, 10^2), where a Student-t
     response is in units of its median absolute deviation from the median; NUTS draws ``dof``,
     ``concentration`` and their ``sigma``. CAVI does not take Poisson likelihoods and times: then
     chains start without weights, at the mean of the counts or of the logs of times, and the result
     has no ``cavi`` and no ``k_hat``.
+
+    Classes in order are categories of pandas or polars that have an order, or numbers, whose sorted
+    values are the levels. The levels below a cut point have the log odds ``cutpoint - X w``;
+    ``cutpoints``, dimension ``cutpoint`` with labels such as ``"low|middle"``, take the place of an
+    intercept, and NUTS draws them. Where all columns are at their means the prior of the
+    probabilities of the levels is uniform: data count as if each level had one row more, however
+    many levels there are. ``y`` in ``observed_data`` has numbers from 0 on, whose labels are
+    ``level`` in ``constant_data``.
 
     Times T until an event have ``log T = offset + intercept + X w + sigma z``, where z is the log
     of an exponential number (Weibull), Normal or logistic: a weight of 0.7 doubles the time, and
@@ -232,6 +247,10 @@ def sparse_regression(
     kind = response_kind(likelihood)
     run = Run.checked(kind, key, num_warmup, num_samples, num_chains, progress_bar)
     given = formula_table(X, y, data, groups, always)
+    levels: list[str] = []
+    if kind.num_levels and given.y is not None:
+        y, levels = ordered_levels(given.y)
+        given, kind = given._replace(y=y), kind._replace(num_levels=len(levels))
     of_rows = {"offset": offset, "totals": totals, "weights": weights, "event": event}
     table = checked_table(in_pandas("X", given.X), given.labels)
     rows = checked_rows(given, table.values, kind, of_rows)
@@ -241,7 +260,10 @@ def sparse_regression(
     units, arguments = standardise(table, rows, columns.always, kind, covariance)
     problem = Problem(model, arguments, columns, units, expected_size, table.values)
     tree = analyse(run, problem)
-    intercept, w = (mean(posterior(tree)[name]).values for name in ("intercept", "w"))
+    draws = posterior(tree)
+    w = mean(draws["w"]).values
+    # cut points are about the middle of predictors
+    intercept = mean(draws["intercept"]).values if "intercept" in draws else -w @ rows.X.mean(0)
     predictor = rows.offset + intercept + rows.X @ w
     ones = np.ones(len(rows.y))
     weights = (ones, rows.weights) if kind.has_precisions else (rows.weights, ones)
@@ -265,9 +287,19 @@ def sparse_regression(
     if given.variables is not None:
         tree["constant_data"].attrs["formula"] = X
         tree["data"] = stored_columns(given.variables, "row")
-    if posterior(tree)["intercept"].size * len(table) <= MAX_NUMBERS:
+    if levels:
+        name_levels(tree, levels)
+    if draws["slab_scale"].size * len(table) <= MAX_NUMBERS:
         tree["log_likelihood"] = log_likelihood(tree).to_dataset()
     return tree
+
+
+def name_levels(tree: xr.DataTree, levels: list[str]) -> None:
+    """Name the levels of classes in order, and the cut points between them."""
+    between = [f"{low}|{high}" for low, high in pairwise(levels)]
+    for path in {"/posterior", "/cavi/posterior"} & {*tree.groups}:
+        tree[path] = tree[path].to_dataset().assign_coords(cutpoint=between)
+    tree["constant_data"] = tree["constant_data"].to_dataset().assign_coords(level=levels)
 
 
 class Problem(NamedTuple):

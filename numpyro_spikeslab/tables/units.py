@@ -70,7 +70,7 @@ def standardise(
         y = kind.level(y, rows.beside) - rows.offset
         y_mean, y_sd = map(float, kind.units(y, rows.weights))
         y = (y - y_mean) / y_sd
-    if not kind.has_intercept:
+    if kind.has_contrasts:
         # contrasts count as often as all rows less one
         scale = (total - 1) / (len(y) - 1)
         count = np.full(len(y) - 1, scale)
@@ -117,16 +117,16 @@ def repeat_rows(rows: Rows, kind: ResponseKind) -> Rows:
 def convert_to_units(
     tree: xr.DataTree, units: Units, columns: TableColumns, rng: np.random.Generator
 ) -> xr.DataTree:
-    """Convert draws to the units of the table and the response, and draw an intercept."""
+    """Convert draws to the units of the table and the response, and draw an intercept, but for
+    cut points, which take its place."""
     draws, stats = expand_to_all_columns(tree, units.x["feature"], columns)
     varies = units.x["varies"]
     unit = varies * units.y_sd / units.x["sd"]
     # in place, for there may be many
     for x, factor in (draws["w"], unit), (draws["w_spike"], varies), (stats[PROBABILITIES], varies):
         x.values *= factor.values
-    if "intercept" in draws:
-        centre = draws["intercept"] * units.y_sd
-    else:
+    centre = draws.get("intercept", 0.0) * units.y_sd
+    if "sigma" in draws and "intercept" not in draws:
         # the mean of the response is independent of its contrasts
         sd = draws["sigma"] * units.y_sd / units.num_rows**0.5
         centre = sd * rng.normal(size=sd.shape)
@@ -135,7 +135,10 @@ def convert_to_units(
     if "mean" in units.x:
         # of the rounded weights, for means may be large; not by xarray, which copies all as floats
         shift = np.einsum("...p,p->...", draws["w"].values, units.x["mean"].values)
-        draws["intercept"] = units.y_mean + centre - shift
+        if "cutpoints" in draws:
+            draws["cutpoints"] = draws["cutpoints"] + shift[..., None]
+        else:
+            draws["intercept"] = units.y_mean + centre - shift
     if "sigma" in draws:
         draws["sigma"] = draws["sigma"] * units.y_sd * units.noise
     if "background_scale" in draws:
