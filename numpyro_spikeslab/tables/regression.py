@@ -238,6 +238,7 @@ def sparse_regression(
             jax.random.key(0), X, y > 200, likelihood="logit", always=["age", "sex"]
         )
     """
+    # all arguments but these two, before there are other names
     options = {name: x for name, x in locals().items() if name not in ("key", "X")}
     if (tables := completions(X)) is not None:
         if background is not None:
