@@ -10,6 +10,7 @@ from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.mean_field import MeanFieldGuide
 from numpyro_spikeslab.fitting.paired_guide import PairedGuide
 from numpyro_spikeslab.fitting.schedules import annealing
+from numpyro_spikeslab.models.background import background
 from numpyro_spikeslab.models.distributions import SpikeSlab
 from numpyro_spikeslab.models.primitives import latent_functions, spike_slab
 from numpyro_spikeslab.reading.sites import paired_sites
@@ -45,6 +46,7 @@ __all__ = [
     "add_variational_stats",
     "align",
     "annealing",
+    "background",
     "compare",
     "compare_models",
     "credible_sets",

@@ -8,7 +8,7 @@ import pandas as pd
 import polars as pl
 import pytest
 
-from numpyro_spikeslab.support.formulas import model_matrix, sides
+from numpyro_spikeslab.support.formulas import group_terms, model_matrix, sides
 from numpyro_spikeslab.tables.formula import formula_table
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -22,9 +22,9 @@ GAPS = DATA.assign(dose=[1, 2, np.nan, 4, 5, 6, np.nan, 8], kind=[*"abcabca", No
 FORMULAS = {
     "age + dose": "X: .* one with one response, 'y ~ a [+] b'. The response stands before",
     "y ~ age | dose": "X: .* without `[|]`",
+    "y ~ age * (1 | kind)": "X: .* random effects as terms. Add them in brackets: `y",
     "y + other ~ age": r"X: .* not \['y', 'other'\]. Regress each response by itself",
     "kind ~ age": "X: .* not .*'kind.a.'.* Write a class as `{kind == 'yes'} ~ a [+] b`",
-    "y ~ age + (1|kind)": "X: .* without random effects, `[|]`. `C",
     "y ~ .": "X: .* names of columns instead of `.`. `X=data.drop",
     "y ~ 1": "X: .* expected columns beside the intercept",
     "y ~ 0 + age": "X: .* with an intercept. Leave out `0 [+]`",
@@ -79,6 +79,50 @@ def refused(act, message):
 @pytest.mark.parametrize("formula", FORMULAS)
 def test_formulas_are_refused_in_plain_words(formula):
     refused(lambda: sides(formula, DATA), FORMULAS[formula])
+
+
+@pytest.mark.parametrize(
+    ("formula", "without", "terms"),
+    [
+        ("y ~ age + (1 | kind)", "y ~ age", [("1", "kind")]),
+        ("y ~ (age|kind) + dose", "y ~ 1 + dose", [("1", "kind"), ("age", "kind")]),
+        (
+            "y ~ a + (0 + `a (|b` + c || `k k`) + (1|d) + bs(a, 4)",
+            "y ~ a + bs(a, 4)",
+            [("a (|b", "k k"), ("c", "k k"), ("1", "d")],
+        ),
+        ("y ~ a*(b + C(c)) + `(1 | d)`", "y ~ a*(b + C(c)) + `(1 | d)`", []),
+    ],
+)
+def test_random_effects_are_split_off_a_formula(formula, without, terms):
+    assert group_terms(formula) == (without, terms)
+
+
+GROUPED = DATA.assign(same="a", half=0.5, site=[1, 2] * 4, row=1, hole=[None, *"abcdefg"])
+EFFECTS = {
+    "(1 | kind)": "X: .* expected columns beside the intercept",
+    "age + (1 | clinic)": "data: got no column 'clinic', .* The columns are",
+    "age + (age + doze | kind)": "data: got no column 'doze', .* Is it dose",
+    "age + (1 | same)": "data: the group 'same': got the level 'a' in all rows, .* two",
+    "age + (1 | half)": r"data: the group 'half': got numbers with decimals, \[0.5, .* `pandas.cut",
+    "age + (1 | hole)": r"data: got gaps in 1 of 8 rows, \[100\], .* in \['hole'\]",
+    "age + (other | kind)": "data: the slope 'other': got the same in all rows",
+    "age + (kind | site)": "data: got the str 'a' in row 100",
+    "age + (1 | kind) + (1 | kind)": "data: the group 'kind': got two terms alike",
+    "age + (1 | row)": "data: the group 'row': got a name that the result needs",
+}
+
+
+@pytest.mark.parametrize("term", EFFECTS)
+def test_random_effects_are_refused_in_plain_words(term):
+    act = lambda: formula_table(f"y ~ {term}", None, GROUPED, None, ())  # noqa: E731
+    refused(act, EFFECTS[term])
+
+
+def test_levels_of_groups_are_not_too_many():
+    data = pd.DataFrame({"y": range(600), "x": range(600), "unit": range(600)})
+    with pytest.raises(ValueError, match=r"^data: got 600 levels of groups in 600 rows, .* Join"):
+        formula_table("y ~ x + (1 | unit)", None, data, None, ())
 
 
 @pytest.mark.parametrize("case", TABLES)

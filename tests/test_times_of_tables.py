@@ -54,7 +54,7 @@ def result(likelihood):
     rng, like = np.random.default_rng(1), (2, 50)
     X, offset, (low, high) = data_of(likelihood)
     names = ["chain", "draw"]
-    draws = {name: (names, 0.5 + rng.random(like)) for name in RESPONSES[likelihood].sites(1.0)}
+    draws = {name: (names, 0.5 + rng.random(like)) for name in RESPONSES[likelihood].own_sites}
     draws |= {"intercept": (names, rng.normal(size=like))}
     draws["w"] = [*names, "feature"], 0.3 * rng.normal(size=(*like, 2))
     rows = {"X": (["row", "feature"], X), "offset": ("row", offset), "upper": ("row", high)}

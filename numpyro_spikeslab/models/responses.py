@@ -33,15 +33,17 @@ class ResponseKind(NamedTuple):
     - **name** - the argument ``likelihood`` of a regression.
     - **distribution** - of observations, given the predictor, what is beside the response, and the
       sites by name.
-    - **sites** - priors of the distribution's own sites, all positive, in standard units, given
-      the scale of noise.
+    - **sites** - priors of the distribution's own sites in standard units, given the scale of noise
+      and the number of levels.
     - **free_sites** - the sites that need NUTS.
     - **check** - refuses responses, given with what is beside them, that the distribution does not
       allow.
     - **ends** - responses, divided by trials, that are most probable at an infinite predictor.
     - **units** - centre and scale by which levels, less offsets, are standardised; `None` if
       the predictor has a scale of its own.
-    - **has_intercept** - whether the model has an intercept; else contrasts of rows do without.
+    - **has_intercept** - whether the model has an intercept.
+    - **has_contrasts** - whether contrasts of rows take its place.
+    - **num_levels** - of classes in order, whose cut points take its place; else 0.
     - **has_precisions** - whether weights of rows are precisions; else they are how often a row
       counts.
     - **has_fractions** - whether a row may count a fraction of a time: whether powers of the
@@ -63,12 +65,14 @@ class ResponseKind(NamedTuple):
 
     name: str
     distribution: Callable[..., dist.Distribution]
-    sites: Callable[[Any], dict[str, dist.Distribution]] = lambda noise: {}
+    sites: Callable[[Any, int], dict[str, dist.Distribution]] = lambda noise, levels: {}
     free_sites: tuple[str, ...] = ()
     check: Callable[[Numbers, Numbers], None] = lambda y, beside: None
     ends: tuple[float, ...] = ()
     units: Callable[..., tuple[float, float]] | None = None
     has_intercept: bool = True
+    has_contrasts: bool = False
+    num_levels: int = 0
     has_precisions: bool = False
     has_fractions: bool = True
     beside: str | None = None
@@ -78,6 +82,11 @@ class ResponseKind(NamedTuple):
     warmup: int = 500
     ratio: str | None = None
     advice: Callable[["Fitted"], str] = lambda fitted: ""
+
+    @property
+    def own_sites(self) -> dict[str, dist.Distribution]:
+        """Return the priors of the distribution's own sites for a noise of 1."""
+        return self.sites(1.0, self.num_levels)
 
     @property
     def has_trials(self) -> bool:
@@ -91,7 +100,7 @@ class ResponseKind(NamedTuple):
 
     def of_rows(self, f: Any, sites: dict[str, Any], beside: Any, weights: Any) -> Any:
         """Return the distributions of rows at draws of their predictor, shape (S, N), and of the
-        sites, each (S, 1)."""
+        sites, each (S, 1), or (S, 1, D) of vectors."""
         # where weights are precisions, noise is the only site
         scale = weights**-0.5 if self.has_precisions else 1.0
         beside = beside.astype(int) if self.has_trials else beside
@@ -248,6 +257,17 @@ def advice_on_separation(limit: float, fitted: Fitted) -> str:
     )
 
 
+def uniform_levels(levels: int) -> dist.Distribution:
+    """Return the prior of cut points under which all probabilities of the levels at the predictor 0
+    are alike.
+
+    The data then count as if each level had one row more, however many levels there are. Betancourt
+    (2019, *Ordinal regression*) calls it an induced Dirichlet prior.
+    """
+    to_cutpoints = dist.transforms.SimplexToOrderedTransform()
+    return dist.TransformedDistribution(dist.Dirichlet(jnp.ones(levels)), to_cutpoints)
+
+
 of_log_odds, of_probits = (partial(advice_on_separation, limit) for limit in (13.0, 7.5))
 
 
@@ -257,7 +277,7 @@ def _times(name: str, of: type[Time], *sites: str) -> ResponseKind:
         name,
         lambda f, upper, sigma=1.0: of(f, sigma, upper),
         # of logarithms in units of their standard deviation, as the noise of a Normal response
-        lambda noise: {site: dist.HalfNormal(noise) for site in sites},
+        lambda noise, levels: {site: dist.HalfNormal(noise) for site in sites},
         sites,
         check=check_times,
         # the scale of logarithms without a site is known
@@ -274,9 +294,10 @@ KINDS = (
     ResponseKind(
         "normal",
         lambda f, totals, sigma: dist.Normal(f, sigma),
-        lambda noise: {"sigma": dist.HalfNormal(noise)},
+        lambda noise, levels: {"sigma": dist.HalfNormal(noise)},
         units=moments,
         has_intercept=False,
+        has_contrasts=True,
         has_precisions=True,
         warmup=50,
         advice=advice_on_tails,
@@ -285,7 +306,7 @@ KINDS = (
         "student",
         lambda f, totals, sigma, dof: dist.StudentT(dof, f, sigma),
         # the prior of Juarez and Steel (2010) allows all tails from heavy to Normal ones
-        lambda noise: {"sigma": dist.HalfNormal(noise), "dof": dist.Gamma(2.0, 0.1)},
+        lambda noise, levels: {"sigma": dist.HalfNormal(noise), "dof": dist.Gamma(2.0, 0.1)},
         ("sigma", "dof"),
         units=median_and_deviation,
         mean=attrgetter("loc"),
@@ -317,6 +338,18 @@ KINDS = (
         advice=of_log_odds,
     ),
     ResponseKind(
+        "ordered",
+        lambda f, totals, cutpoints: dist.OrderedLogistic(f, cutpoints),
+        lambda noise, levels: {"cutpoints": uniform_levels(levels)},
+        ("cutpoints",),
+        ends=(0.0,),
+        has_intercept=False,
+        num_levels=2,
+        mean=attrgetter("probs"),
+        ratio="odds_ratio",
+        advice=of_log_odds,
+    ),
+    ResponseKind(
         "poisson",
         lambda f, totals: dist.Poisson(jnp.exp(f)),
         check=check_counts,
@@ -328,7 +361,7 @@ KINDS = (
     ResponseKind(
         "negative_binomial",
         lambda f, totals, concentration: dist.NegativeBinomial2(jnp.exp(f), concentration),
-        lambda noise: {"concentration": dist.LogNormal(0.0, 2.0)},
+        lambda noise, levels: {"concentration": dist.LogNormal(0.0, 2.0)},
         ("concentration",),
         check=check_counts,
         ends=(0.0,),

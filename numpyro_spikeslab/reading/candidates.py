@@ -92,13 +92,15 @@ def settle(form: Form, plain: Form, verdict: Verdict) -> Form:
     if form.of_tasks and not verdict.of_tasks:
         form = replace(form, of_tasks=(), coefficients=plain.coefficients, links=plain.links)
     # noise that changes along tasks is no number of a task, and scales are of all coefficients
-    no_roles = (NoiseRole,) if form.varying_noise else ()
+    no_roles: tuple[type, ...] = (NoiseRole,) if form.varying_noise else ()
     if not {*plain.coefficients} <= {*form.coefficients}:
         no_roles += (CoefficientRole,)
-    roles = zip(form.roles, verdict.plays, strict=True)
+    played = zip(form.roles, verdict.plays, strict=True)
+    roles = tuple(role for role, plays in played if plays and not isinstance(role, no_roles))
     return replace(
         form,
-        roles=tuple(role for role, plays in roles if plays and not isinstance(role, no_roles)),
+        roles=roles,
+        scales=tuple(name for name in form.scales if name not in {role.site for role in roles}),
         complete=form.complete and bool(verdict.same_counts),
         likelihood=form.likelihood if verdict.single else form.likelihood.repeated(),
     )

@@ -21,6 +21,7 @@ from numpyro_spikeslab.algebra.augmentation import (
     Augmentation,
     Laplace,
     Logistic,
+    Ordered,
     Probit,
     StandIn,
     StudentT,
@@ -324,14 +325,21 @@ LINKS = (
         lambda fn, y, count: StudentT(y, fn.df, fn.scale),
         lambda fn, y, count: StudentT(y, fn.df, fn.scale, count),
     ),
+    Link(
+        dist.OrderedLogistic,
+        "predictor",
+        jnp.asarray,
+        lambda fn, y, count: Ordered(y, fn.cutpoints),
+        lambda fn, y, count: Ordered(y, fn.cutpoints, count[..., None]),
+    ),
     Link(dist.Laplace, "loc", jnp.asarray, lambda fn, y, count: Laplace(y, fn.scale)),
 )
 """The distributions that have an augmentation."""
 
 AUGMENTED = (
     "Normal, StudentT or Laplace with the location f, Bernoulli, Binomial or "
-    "NegativeBinomialLogits with logits=f, Bernoulli with probs=ndtr(f), or NegativeBinomial2 with "
-    "the mean exp(f)"
+    "NegativeBinomialLogits with logits=f, Bernoulli with probs=ndtr(f), NegativeBinomial2 with "
+    "the mean exp(f), or OrderedLogistic of f"
 )
 """What to expect, for errors about a likelihood without an augmentation."""
 

@@ -39,15 +39,18 @@ def sides(formula: str, data: Any) -> tuple[pd.DataFrame, Any]:
             remedy = "`X=data.drop(columns='y'), y=data['y']` takes all columns but one."
             raise refused("names of columns instead of `.`", remedy) from None
         if "|" in formula:
-            remedy = "`C(clinic)` is a factor instead; a model of NumPyro may have both."
-            raise refused("one without random effects, `|`", remedy) from None
+            remedy = "Add them in brackets: `y ~ a + (1 | clinic) + (0 + a | clinic)`."
+            raise refused("random effects as terms", remedy) from None
         remedy = "Operators stand between names, brackets are closed, a name with blanks is `a b`."
         raise refused("one that can be read, 'y ~ a + b'", remedy) from None
     parts = getattr(parsed, "lhs", None), getattr(parsed, "rhs", None)
     if not all(isinstance(x, SimpleFormula) for x in parts):
         remedy = "The response stands before one `~`, and columns behind it, without `|`."
         raise refused("one with one response, 'y ~ a + b'", remedy)
-    y, X = (model_matrix("data", x, data) for x in parts)
+    X, frame, name = model_matrix("data", parts[1], data), in_pandas("data", data), str(parts[0])
+    # categories with an order are one response
+    has_order = name in frame and getattr(frame[name].dtype, "ordered", False)
+    y = frame[[name]] if has_order else model_matrix("data", parts[0], data)
     if y.shape[1] != 1:
         remedy = f"Write a class as `{{{formula.split('~')[0].strip()} == 'yes'}} ~ a + b`."
         if len(y.model_spec.terms) > 1:
@@ -59,6 +62,34 @@ def sides(formula: str, data: Any) -> tuple[pd.DataFrame, Any]:
     if X.shape[1] == 1:
         raise refused("columns beside the intercept", "Name them: 'y ~ a + b'.")
     return pd.DataFrame(y), X
+
+
+def group_terms(formula: str) -> tuple[str, list[tuple[str, str]]]:
+    """Split terms such as ``(1 + x | clinic)`` off a formula, which may have ``||``, too.
+
+    :return: the formula without them, and for each effect the column of its slope, ``"1"`` for an
+        intercept, and that of its groups.
+    """
+    # signs in quoted names are none
+    signs = re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"", lambda quoted: "_" * len(quoted[0]), formula)
+    kept, terms, end, first, depth = "", [], 0, 0, 0
+    for at, sign in enumerate(signs):
+        depth += (sign == "(") - (sign == ")")
+        if sign == "(" and depth == 1:
+            first = at
+        if sign != ")" or depth or "|" not in signs[first:at]:
+            continue
+        before, after = formula[end:first].rstrip(), signs[at + 1 :].lstrip()[:1]
+        # other operators are left to the errors of `sides`
+        if before[-1:] in ("~", "+") and after in ("", "+"):
+            bar = signs.index("|", first)
+            names = [x.strip("`") for x in re.findall("`[^`]*`|[^+\\s]+", formula[first + 1 : bar])]
+            group = formula[bar + 1 : at].strip("| `")
+            slopes = [x for x in names if x not in ("0", "1")]
+            terms += [(x, group) for x in (slopes if "0" in names else ["1", *slopes])]
+            kept += before.removesuffix("+").rstrip() + " 1" * before.endswith("~")
+            end = at + 1
+    return kept + formula[end:], terms
 
 
 def model_matrix(argument: str, source: Any, data: Any) -> Any:

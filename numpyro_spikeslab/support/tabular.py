@@ -71,7 +71,7 @@ def _column(series: Any) -> Any:
 
     dtype: Any = None
     if isinstance(series.dtype, nw.Enum):
-        dtype = pd.CategoricalDtype([*series.dtype.categories])
+        dtype = pd.CategoricalDtype([*series.dtype.categories], ordered=True)
     elif isinstance(series.dtype, nw.Categorical):
         dtype = "category"
     values = series.to_list() if series.dtype.is_nested() else series.to_numpy()

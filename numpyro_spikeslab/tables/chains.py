@@ -18,6 +18,8 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
+from numpyro import handlers
+from numpyro.distributions import biject_to
 from numpyro.infer import NUTS, Gibbs
 
 from numpyro_spikeslab import models
@@ -41,6 +43,9 @@ NUM_STEPS, TOLERANCE = 1000, 1e-3
 
 NUM_FIT_DRAWS = 1000
 """Draws of the fit, or as many as there are chains."""
+
+START = 0.5
+"""Standard deviation of random effects of a fit, in standard units."""
 
 ROUND, MOST = 250, 1000
 """Draws of a chain between looks at Monte Carlo errors, and at most, unless their number is given.
@@ -90,7 +95,7 @@ class TableModel(NamedTuple):
 
     def __repr__(self) -> str:
         # the name stands for the functions of the kind
-        return repr((self.kind.name, self.groups, self.heredity))
+        return repr((self.kind.name, self.kind.num_levels, self.groups, self.heredity))
 
     def num_spikes(self, num_columns: int) -> int:
         return num_columns if self.groups is None else max(self.groups) + 1
@@ -100,8 +105,9 @@ class TableModel(NamedTuple):
 
         XLA would transpose a table in each step.
         """
+        name, num_levels = self.kind.name, self.kind.num_levels
         options = {"groups": self.groups, "heredity": self.heredity} | prior
-        model = models.sparse_regression(likelihood=self.kind.name, **options)
+        model = models.sparse_regression(likelihood=name, num_levels=num_levels, **options)
         return lambda columns, **data: model(columns.T, **data)
 
 
@@ -114,13 +120,13 @@ class Table(NamedTuple):
     - **columns** - P columns of N rows each.
     - **data** - other arguments of the model, by name.
     - **prior** - of inclusion, see :meth:`TableModel.at`.
-    - **intercept** - where chains start if there is no fit.
+    - **start** - of chains without weights, where there is no fit; `None` if there is one.
     """
 
     columns: Float[Array | np.ndarray, "P N"]
     data: dict[str, Any]
     prior: dict[str, Any]
-    intercept: Any
+    start: dict[str, Any] | None
 
     @classmethod
     def of(
@@ -129,14 +135,19 @@ class Table(NamedTuple):
         """Pad arguments of :func:`~numpyro_spikeslab.models.sparse_regression`."""
         X, dtype = data["X"], jnp.result_type(float)
         # what weights mean is settled, so estimators and functions share programs
-        model = model._replace(kind=RESPONSES[model.kind.name])
+        kind = RESPONSES[model.kind.name]._replace(num_levels=model.kind.num_levels)
+        model = model._replace(kind=kind)
         num_rows = padded(len(X)) - len(X)
         # a term has few columns, and none of padding
         num_columns = (padded(X.shape[1]) - X.shape[1]) * (model.heredity is None)
-        others = {name: np.asarray(x, dtype) for name, x in data.items() if name != "X"}
         # nothing is known of a time of padding, so its density has slopes
         fills = {"count": 1.0, "upper": np.inf}
-        data = {name: _longer(x, num_rows, fills.get(name, 0.0)) for name, x in others.items()}
+        others = {name: x for name, x in data.items() if name != "X"}
+
+        def to_size(path: Any, x: Any) -> Any:
+            return _longer(np.asarray(x, dtype), num_rows, fills.get(path[0].key, 0.0))
+
+        data = jax.tree.map_with_path(to_size, others)
         data["mask"] = np.arange(len(X) + num_rows) < len(X)
         columns = _longer(_longer(X, num_rows).T, num_columns).astype(dtype)
         if model.groups is not None:
@@ -147,8 +158,10 @@ class Table(NamedTuple):
             prior = {"probabilities": _longer(prior["probabilities"], num_columns, 0.01)}
         start, offset = model.kind.start, data.get("offset", np.zeros_like(data["y"]))
         count = data["mask"] * data.get("count", 1.0)
-        intercept = None if start is None else start(data["y"], offset, count)
-        return cls(columns, data, prior, intercept), model
+        at = None if start is None else {"intercept": start(data["y"], offset, count)}
+        # a mean field fit takes few columns beside a background
+        at = {} if "background" in data else at
+        return cls(columns, data, prior, at), model
 
 
 def _longer(x: Any, number: int, fill: float = 0.0) -> np.ndarray:
@@ -177,23 +190,28 @@ def _begin(
     """
     key_draws, key_chains, key_seed, key_fit = random.split(key, 4)
     fitted: Fit | None = None
-    if table.intercept is None:
+    if table.start is None:
         # spikes of a guide are independent, so under heredity this is a start and no more
         size = max(NUM_FIT_DRAWS, num_chains)
         fitted = _fit((key_fit, key_draws), model._replace(heredity=None), table, size)
         # all but the weights, which are products of slabs and spikes
         starts = {k: x[:num_chains] for k, x in fitted[0].items() if k != "w"}
+        starts |= {name: jnp.full(num_chains, x) for name, x in _scales(table).items()}
         fitted = _stored(fitted[0]), *fitted[1:]
     else:
         spikes = jnp.zeros(model.num_spikes(len(table.columns)), int)
-        one = {"intercept": table.intercept, "w_spike": spikes}
+        one = {**table.start, "w_spike": spikes}
         one |= dict.fromkeys(model.kind.free_sites, 1.0)
         if "always" in table.data:
             one["always"] = jnp.zeros(table.data["always"].shape[1])
+        effects = table.data.get("effects", {}).items()
+        one |= {f"effect_{name}": jnp.zeros(x.shape[1]) for name, x in effects} | _scales(table)
         starts = jax.tree.map(lambda x: jnp.stack([x] * num_chains), one)
     kernel = _kernel(model, table)
-    # NUTS starts at unconstrained values, and all these sites are positive
-    starts |= {name: jnp.log(starts[name]) for name in model.kind.free_sites}
+    # NUTS starts at unconstrained values
+    priors = model.kind.own_sites
+    free = {name: biject_to(priors[name].support) for name in model.kind.free_sites}
+    starts |= {name: transform.inv(starts[name]) for name, transform in free.items()}
 
     def start(inputs):
         key, values = inputs
@@ -212,7 +230,8 @@ def _fit(keys: Any, model: TableModel, table: Table, size: int) -> Fit:
         one, other = (jnp.maximum(x, 1.0) for x in prior["inclusion"])
         # a guide starts at the prior mean, which it cannot compute from traced concentrations
         prior, start = {"inclusion": (one, other)}, {"inclusion_auto_loc": one / (one + other)}
-    guide = PairedGuide(model.at(prior))
+    # at a point, as effects are in a fit, their scale would fall to 0
+    guide = PairedGuide(handlers.condition(model.at(prior), _scales(table)))
     svi = CAVI(guide.model, guide)
     # all rows count where masks are traced
     tol = TOLERANCE / columns.shape[1]
@@ -225,6 +244,11 @@ def _fit(keys: Any, model: TableModel, table: Table, size: int) -> Fit:
     densities = log_densities(svi, params, latents, (columns,), data)
     probs, effects = guide.inclusion_probabilities(params), guide.effects(params, columns, **data)
     return draws, FitStatistics(*densities, probs, effects), -result.losses[-2:]
+
+
+def _scales(table: Table) -> dict[str, Any]:
+    """Return the scales of random effects at which chains start, and which a fit takes as known."""
+    return {f"sd_{name}": jnp.asarray(START) for name in table.data.get("effects", {})}
 
 
 def _stored(draws: dict[str, Any]) -> dict[str, Any]:
@@ -402,5 +426,7 @@ def _tree(draws: dict[str, Any], sizes: dict[str, int], dims: list[str]) -> xr.D
     if PROBABILITIES in arrays:
         groups["sample_stats"] = {PROBABILITIES: arrays[PROBABILITIES]}
     names = {name: ["feature"] for name in sizes} | {"always": ["always_feature"]}
+    names |= {"variance_share": ["part"], "cutpoints": ["cutpoint"]}
     names |= {"w_spike": ["group"]} if sizes["w_spike"] != sizes["w"] else {}
-    return arviz_base.from_dict(groups, dims=names, sample_dims=dims)
+    coords = {"part": ["columns", "background", "noise"]}
+    return arviz_base.from_dict(groups, dims=names, coords=coords, sample_dims=dims)

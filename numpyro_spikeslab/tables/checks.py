@@ -14,8 +14,8 @@ from numpyro.util import is_prng_key
 from numpyro_spikeslab.models.responses import RESPONSES, ROUNDING, ResponseKind
 from numpyro_spikeslab.support.files import plain_labels
 from numpyro_spikeslab.support.labels import Axis
-from numpyro_spikeslab.support.messages import bad
-from numpyro_spikeslab.support.tabular import as_numbers, row_labels
+from numpyro_spikeslab.support.messages import bad, some
+from numpyro_spikeslab.support.tabular import GAPS, as_numbers, in_pandas, row_labels
 from numpyro_spikeslab.tables.formula import Given
 
 
@@ -23,6 +23,7 @@ class Rows(NamedTuple):
     """Rows of a table with the response, weight and offset of each.
 
     - **beside** - the number of trials, or the upper limit of a time; infinite where there is none.
+    - **effects** - the columns of all random effects.
     """
 
     X: Float[np.ndarray, "N P"]
@@ -30,6 +31,7 @@ class Rows(NamedTuple):
     weights: Float[np.ndarray, " N"]
     offset: Float[np.ndarray, " N"]
     beside: Float[np.ndarray, " N"]
+    effects: Float[np.ndarray, "N C"]
 
     @property
     def seen(self) -> Bool[np.ndarray, " N"]:
@@ -79,7 +81,8 @@ def checked_rows(
         y, beside = limits(axis, y, event)
     else:
         y = axis.aligned("y", y, may_be_one=False)
-    rows = Rows(X, y, **numbers, beside=beside)
+    effects = np.hstack([X[:, :0], *(x.columns for x in given.effects.values())])
+    rows = Rows(X, y, **numbers, beside=beside, effects=effects)
     kind.check(rows.y, rows.beside)
     wrong = rows.weights <= 0 if kind.has_precisions else rows.weights < 0
     if not kind.has_fractions:
@@ -96,6 +99,54 @@ def checked_rows(
         if np.std(response) <= ROUNDING * np.max(np.abs(response)):
             raise bad("y", f"{response[0]} in every row", "numbers that differ")
     return rows
+
+
+def ordered_levels(y: Any) -> tuple[Any, list[str]]:
+    """Return numbers from 0 on in place of classes in order, and the names of their levels.
+
+    These are the categories of pandas or of an Enum of polars in their order, or sorted numbers.
+    """
+    values = in_pandas("y", y)
+    array = getattr(values, "array", values)
+    categories = isinstance(array, pd.Categorical)
+    kind = pd.api.types.infer_dtype(array)
+    if (categories and not array.ordered) or kind == "string":
+        got = "categories without an order" if categories else "strings"
+        remedy = "pandas.Categorical(y, ['low', 'middle', 'high'], ordered=True) has one."
+        raise bad("y", got, "numbers, or categories with an order", remedy)
+    if categories:
+        codes, names = array.codes, array.categories.map(str)
+        if (codes < 0).any():
+            raise bad("y", f"{np.sum(codes < 0)} missing values", "none", GAPS)
+        if unused := names[np.bincount(codes, minlength=len(names)) == 0].tolist():
+            remedy = "y.cat.remove_unused_categories() leaves them out."
+            raise bad("y", f"the levels {some(unused)} in no row", "a row of each", remedy)
+    else:
+        numbers = as_numbers("y", values)
+        distinct = np.unique(numbers)
+        codes, names = np.searchsorted(distinct, numbers), pd.Index([f"{x:g}" for x in distinct])
+    return pd.Series(codes, values.index) if isinstance(values, pd.Series) else codes, [*names]
+
+
+def checked_background(background: Any, kind: ResponseKind, given: Given) -> Any:
+    """Return the covariance of a background in order, `True` for that of all columns, or `None`."""
+    if background is None or background is False:
+        return None
+    if kind.name != "normal":
+        got = f"a background of likelihood={kind.name!r}"
+        raise bad("background", got, "None unless likelihood='normal'", "Others have no rotation.")
+    if given.effects:
+        got = f"a background beside effects of {', '.join(given.effects)}"
+        raise bad("background", got, "None where a formula has random effects")
+    if background is True:
+        return True
+    size = len(given.X)
+    frame, axis = in_pandas("background", background), Axis("row of X", size, given.labels)
+    K = as_numbers("background", frame)
+    if K.shape != (size, size):
+        raise bad("background", f"the shape {K.shape}", f"True or ({size}, {size}), one row each")
+    names = row_labels(frame), getattr(frame, "columns", None)
+    return K[np.ix_(*(axis.order("background", each) for each in names))]
 
 
 def check_totals(kind: ResponseKind, totals: Any) -> None:

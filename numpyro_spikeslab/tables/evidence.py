@@ -18,8 +18,10 @@ from numpyro_spikeslab.reporting.arviz_data import GROUP, PRIOR, posterior
 from numpyro_spikeslab.sampling.evidence import Evidence, evidence_of
 from numpyro_spikeslab.sampling.tempered import evidence_of_functions
 from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.tables.background import COVARIANCE
 from numpyro_spikeslab.tables.chains import TableModel
 from numpyro_spikeslab.tables.checks import Rows, check_key, checked_count
+from numpyro_spikeslab.tables.effects import known_effects
 from numpyro_spikeslab.tables.predict import kind_of, stored_rows
 from numpyro_spikeslab.tables.units import Units, standardise
 
@@ -123,7 +125,9 @@ def tempered_evidence(
         of models without latent functions and of likelihoods whose powers are no mixtures of
         Gaussians, such as a probit one.
 
-    It warns if the standard error is above 0.5. All computations are in double precision.
+    It warns if the standard error is above 0.5. Where particles get stuck, the evidence is too low
+    and islands differ by nats; see :ref:`how many functions <how-many-functions>`. All computations
+    are in double precision.
 
     .. code-block:: python
 
@@ -150,6 +154,8 @@ def standard_problem(dt: xr.DataTree) -> tuple[Any, dict[str, Any], dict[str, An
         raise bad("log_evidence: the result", "heredity", "spikes that need no others")
     if rows["X"].ndim > 2:
         raise bad("log_evidence: the result", "several completed tables", "one table")
+    if known_effects(rows.attrs.get("formula")):
+        raise bad("log_evidence: the result", "random effects", "a formula without them")
     # constant columns and their weights change nothing
     varies = inclusion > 0
     rows, draws, inclusion = (
@@ -159,8 +165,12 @@ def standard_problem(dt: xr.DataTree) -> tuple[Any, dict[str, Any], dict[str, An
     )
     is_always = inclusion == 1
     of_rows = {name: rows[name].values for name in ("beside", "weights", "offset")}
-    given = Rows(rows["X"].values, response_of(dt), **of_rows)
-    units, data = standardise(rows["X"], given, is_always, kind)
+    X = rows["X"].values
+    given = Rows(X, response_of(dt), **of_rows, effects=X[:, :0])
+    covariance: Any = rows[COVARIANCE].values if COVARIANCE in rows else None
+    if "background_scale" in draws and covariance is None:
+        covariance = True
+    units, data = standardise(rows["X"], given, is_always, kind, covariance=covariance)
     labels = rows.get(f"{GROUP}.w", rows["feature"]).values[~is_always]
     _, first, numbers = np.unique(labels, return_index=True, return_inverse=True)
     prior: dict[str, Any] = {"probabilities": inclusion[~is_always][first]}
@@ -185,21 +195,25 @@ def response_of(dt: xr.DataTree) -> Any:
 def standard_draws(draws: xr.Dataset, units: Units, kind: ResponseKind) -> dict[str, Any]:
     """Invert :func:`~numpyro_spikeslab.tables.units.convert_to_units`."""
     new = {"w_spike": draws["w_spike"], "w": draws["w"] * units.x["sd"] / units.y_sd}
-    new |= {name: draws[name] for name in ("slab_scale", *kind.sites(1.0))}
+    new |= {name: draws[name] for name in ("slab_scale", *kind.own_sites)}
+    if "background_scale" in draws:
+        new["background_scale"] = draws["background_scale"] / units.y_sd
     if PRIOR in draws:
         new["inclusion"] = draws[PRIOR]
     if "sigma" in new:
         new["sigma"] = new["sigma"] / (units.y_sd * units.noise)
+    shift = xr.dot(draws["w"], units.x["mean"], dim="feature")
     if kind.has_intercept:
-        at_mean = draws["intercept"] + xr.dot(draws["w"], units.x["mean"], dim="feature")
-        new["intercept"] = (at_mean - units.y_mean) / units.y_sd
+        new["intercept"] = (draws["intercept"] + shift - units.y_mean) / units.y_sd
+    if "cutpoints" in new:
+        new["cutpoints"] = new["cutpoints"] - shift
     return {name: x.transpose("chain", "draw", ...).values for name, x in new.items()}
 
 
 def log_unit(units: Units, kind: ResponseKind, rows: Rows) -> float:
     """Return the log of the density of ``y`` relative to that of the standardised data."""
     total = -units.num_rows * np.log(units.y_sd)
-    if not kind.has_intercept:
+    if kind.has_contrasts:
         # contrasts have the density of rows with the flat intercept integrated out, but for this
         total -= 0.5 * np.log(units.num_rows) + np.log(WIDE * np.sqrt(2 * np.pi))
         if kind.has_precisions:

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables made by formulas, whose terms are groups of columns."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pandas as pd
 
 from numpyro_spikeslab.support.files import plain_columns
-from numpyro_spikeslab.support.formulas import model_matrix, sides
+from numpyro_spikeslab.support.formulas import group_terms, model_matrix, sides
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.tabular import in_pandas, row_labels
+from numpyro_spikeslab.tables.effects import Effect, effects_of
 
 
 class Given(NamedTuple):
@@ -21,6 +23,7 @@ class Given(NamedTuple):
     - **parents** - for each column the first ones of the parents of its term, which lack one of its
       factors; `None` without a formula.
     - **variables** - columns of ``data`` that the formula reads, in a form that files can keep.
+    - **effects** - random effects of the formula by name.
     """
 
     X: Any
@@ -30,6 +33,7 @@ class Given(NamedTuple):
     labels: pd.Index | None
     parents: Sequence[Sequence[int]] | None = None
     variables: pd.DataFrame | None = None
+    effects: Mapping[str, Effect] = MappingProxyType({})
 
 
 def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any) -> Given:
@@ -45,7 +49,8 @@ def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any) -> 
         return Given(formula, y, groups, always, row_labels(formula))
     if y is not None or groups is not None:
         raise bad("y, groups", "an argument beside a formula", "None", "The formula has both.")
-    y, X = sides(formula, data)
+    without, of_groups = group_terms(formula)
+    y, X = sides(without, data)
     spec = X.model_spec
     terms = {X.columns[i]: str(term) for term, at in spec.term_indices.items() for i in at}
     del terms["Intercept"]
@@ -57,9 +62,11 @@ def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any) -> 
         [k for name, k in firsts.items() if factors[name] < x and len(x - factors[name]) == 1]
         for x in (factors[term] for term in terms.values())
     ]
-    table, read = X[[*terms]], in_pandas("data", data)
-    read = plain_columns(read[[x for x in read if x in spec.required_variables]])
-    return Given(table, y.iloc[:, 0], [*terms.values()], flat, row_labels(data), parents, read)
+    table, frame = X[[*terms]], in_pandas("data", data)
+    used = spec.required_variables.union(*of_groups)
+    read = plain_columns(frame[[x for x in frame if x in used]])
+    others = flat, row_labels(data), parents, read, effects_of(of_groups, frame)
+    return Given(table, y.iloc[:, 0], [*terms.values()], *others)
 
 
 def columns_named(name: Any, terms: dict[str, str], spec: Any) -> list[str]:
@@ -76,6 +83,6 @@ def new_columns(formula: str, variables: pd.DataFrame, X_new: Any) -> pd.DataFra
     """Make columns of new rows by the levels, knots and means of the variables of a regression."""
     from formulaic import Formula
 
-    source: Any = Formula(formula)
+    source: Any = Formula(group_terms(formula)[0])
     spec = model_matrix("dt", source.rhs, variables).model_spec
     return model_matrix("X_new", spec, X_new)

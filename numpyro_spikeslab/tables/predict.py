@@ -20,8 +20,10 @@ from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import in_double_precision
 from numpyro_spikeslab.support.tabular import as_numbers, in_pandas, row_labels
+from numpyro_spikeslab.tables.background import COVARIANCE, RowsGivenDraws
 from numpyro_spikeslab.tables.chains import padded
 from numpyro_spikeslab.tables.checks import check_key, check_totals, row_coord
+from numpyro_spikeslab.tables.effects import effects_of_rows, known_effects, with_effects
 from numpyro_spikeslab.tables.formula import new_columns
 
 MAX_NUMBERS = 10**7
@@ -57,8 +59,9 @@ def predict(
     :param times: for a likelihood of times, those for which to compute the probability that no
         event comes before, shape (T,): survival curves, instead of responses.
     :param kind: ``"response"`` for new responses, of weight 1; ``"mean"`` for their mean given the
-        draw, such as a probability (of a Student-t response the location, of a time the median);
-        ``"predictor"`` for the predictor, such as log odds.
+        draw, such as a probability (of a Student-t response the location, of a time the median, of
+        classes in order the probabilities of all levels, along ``level``); ``"predictor"`` for the
+        predictor, such as log odds.
     :param key: random key of the responses, by default one that is stored in the result.
     :return: ``y`` along ``chain``, ``draw`` and ``row``, with the labels of the rows; with
         ``times`` it is ``survival``, also along ``time``.
@@ -133,13 +136,17 @@ def stored_rows(dt: xr.DataTree) -> xr.Dataset:
     if "X" not in groups.get("constant_data", {}):
         got = f"a {type(dt).__name__} without `X` in `constant_data`"
         raise bad("dt", got, "a result of sparse_regression for a table")
-    return completed(dt["constant_data"].to_dataset())
+    rows = completed(dt["constant_data"].to_dataset())
+    if not known_effects(rows.attrs.get("formula")):
+        return rows
+    return with_effects("dt", rows, posterior(dt), read_columns(dt["data"].to_dataset()))
 
 
 def kind_of(rows: xr.Dataset) -> ResponseKind:
     """Return the kind of their responses."""
     kind = RESPONSES[rows.attrs["likelihood"]]
-    return kind._replace(has_precisions=rows.attrs["weights"] == "precisions")
+    has_precisions = rows.attrs["weights"] == "precisions"
+    return kind._replace(has_precisions=has_precisions, num_levels=rows.sizes.get("level", 0))
 
 
 def completed(rows: xr.Dataset) -> xr.Dataset:
@@ -153,11 +160,14 @@ def completed(rows: xr.Dataset) -> xr.Dataset:
 def new_rows(dt: xr.DataTree, X_new: Any, of_rows: dict[str, Any]) -> xr.Dataset:
     """Return new rows of a regression, after checks, with all that belongs to each."""
     labels, rows = row_labels(X_new), stored_rows(dt)
+    if COVARIANCE in rows:
+        got = "new rows, whose covariance with the others is not known"
+        raise bad("X_new", got, "None, of a result with a background of a given covariance")
     feature = rows["feature"].to_index()
+    given = frame = in_pandas("X_new", X_new)
     if "formula" in rows.attrs:
         variables = read_columns(dt["data"].to_dataset())
-        X_new = new_columns(rows.attrs["formula"], variables, X_new)[[*feature]]
-    frame = in_pandas("X_new", X_new)
+        frame = new_columns(rows.attrs["formula"], variables, X_new)[[*feature]]
     X, columns = as_numbers("X_new", frame), Axis("column of X", len(feature), feature)
     order = columns.order("X_new", getattr(frame, "columns", None))
     if X.ndim != 2 or X.shape[1] != len(feature) or not len(X):
@@ -167,41 +177,57 @@ def new_rows(dt: xr.DataTree, X_new: Any, of_rows: dict[str, Any]) -> xr.Dataset
     if of_rows["offset"] is None and rows["offset"].any():
         raise bad("offset", "None", "numbers, as in the regression", "0 is an exposure of 1.")
     numbers = {name: axis.aligned(name, x) for name, x in of_rows.items() if x is not None}
-    given: Any = {name: ("row", x) for name, x in numbers.items()}
-    given["X"] = ["row", "feature"], X[:, order]
-    new = completed(xr.Dataset(given, row_coord("row", labels), rows.attrs))
+    of_new: Any = {name: ("row", x) for name, x in numbers.items()}
+    of_new["X"] = ["row", "feature"], X[:, order]
+    coords: Any = row_coord("row", labels) | {k: x for k, x in rows.coords.items() if k == "level"}
+    new = completed(xr.Dataset(of_new, coords, rows.attrs))
     kind.check(np.zeros(len(X)), new["beside"].values)
-    return new
+    return with_effects("X_new", new, posterior(dt), given)
 
 
 def of_draws(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> xr.DataArray:
     """Compute numbers of rows given each draw."""
-    like = posterior(dt)["intercept"]
-    coords = {**like.coords, **rows["row"].coords}
-    numbers = in_batches(what, dt, rows, key).reshape(*like.shape, rows.sizes["row"])
-    return xr.DataArray(numbers, coords, ["chain", "draw", "row"], "y")
+    like, numbers = posterior(dt)["w"].isel(feature=0, drop=True), in_batches(what, dt, rows, key)
+    dims = ["chain", "draw", "row", "level"][: 1 + numbers.ndim]
+    coords: dict[Any, Any] = {**like.coords, **rows["row"].coords}
+    coords |= {name: x for name, x in rows.coords.items() if name in dims}
+    return xr.DataArray(numbers.reshape(*like.shape, *numbers.shape[1:]), coords, dims, "y")
 
 
 def in_batches(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> np.ndarray:
-    """Compute numbers of rows, shape (K, S), for all K draws or over them, in batches of rows."""
+    """Compute numbers of rows, shape (K, S), for all K draws or over them, in batches of rows; or
+    of all levels, shape (K, S, L)."""
     kind, draws, count = kind_of(rows), posterior(dt), rows.sizes["row"]
-    names, total = ("intercept", *kind.sites(1.0)), draws["intercept"].size
+    total = draws.sizes["chain"] * draws.sizes["draw"]
+    given = RowsGivenDraws.of(dt, stored_rows(dt), kind) if "background_scale" in draws else None
+    if given is not None and what == "log likelihood":
+        return given.log_likelihood()
     # of each chain; new rows are one table for all
     tables = draws.coords.get(TABLE, xr.zeros_like(draws["chain"])) * (TABLE in rows.dims)
-    sites: dict[str, Any] = {name: draws[name].values.reshape(total, -1) for name in names}
-    intercept = sites.pop("intercept")
-    of_rows = {name: x.values for name, x in rows.items() if "row" in x.dims}
+    each = {name: draws[name].values for name in draws if name in ("intercept", *kind.own_sites)}
+    sites: dict[str, Any] = {k: x.reshape(total, 1, *x.shape[2:]) for k, x in each.items()}
+    intercept = sites.pop("intercept", 0.0)
+    of_rows = {
+        name: x.values for name, x in rows.items() if "row" in x.dims and "." not in str(name)
+    }
+    shared = () if given is None else given.covariances(rows)
+    effects = effects_of_rows(random.fold_in(key, count), rows, draws)
     # tables of like sizes share a program
     size, out = min(padded(count), max(1, BATCH // total)), np.empty(0)
     for start in range(0, count, size):
-        at = {name: x[np.arange(start, start + size) % count] for name, x in of_rows.items()}
+        places = np.arange(start, start + size) % count
+        at = {name: x[places] for name, x in of_rows.items()}
         columns = np.atleast_3d(at.pop("X")).T
         # chain by chain, which bounds the copy in double precision
         f = [w @ columns[k] for w, k in zip(draws["w"].values, tables.values, strict=True)]
         f = np.concatenate(f) + intercept + at["offset"]
+        if given is not None:
+            f += given.draw(random.fold_in(key, start + count), *(x[places] for x in shared))
+        for levels, factors, of_levels in effects:
+            f += of_levels[:, levels[places]] * factors[places]
         values, largest = _of_batch(what, kind, f, sites, at, random.fold_in(key, start))
         if not start:
-            out = np.empty((len(values), count), values.dtype)
+            out = np.empty((len(values), count, *values.shape[2:]), values.dtype)
         if not largest < (MAX_COUNT if out.dtype.kind == "i" else np.inf):
             row = rows["row"].values[(start + f.max(0).argmax()) % count]
             remedy = "Give rows with means like those of the regression."

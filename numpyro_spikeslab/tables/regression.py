@@ -2,6 +2,7 @@
 """Sparse regression of a response on a table, without a model written by the user."""
 
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 import warnings
 
@@ -16,10 +17,17 @@ from numpyro_spikeslab.models.times import concordance
 from numpyro_spikeslab.reporting.arviz_data import GROUP, PRIOR, mean, posterior
 from numpyro_spikeslab.reporting.stored_summary import stored_summary
 from numpyro_spikeslab.support.files import stored_columns
+from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import in_double_precision
 from numpyro_spikeslab.support.tabular import in_pandas
+from numpyro_spikeslab.tables.background import COVARIANCE, rotated_fit
 from numpyro_spikeslab.tables.chains import Run, TableModel, fit_and_chains
-from numpyro_spikeslab.tables.checks import checked_rows, checked_table
+from numpyro_spikeslab.tables.checks import (
+    checked_background,
+    checked_rows,
+    checked_table,
+    ordered_levels,
+)
 from numpyro_spikeslab.tables.columns import TableColumns, checked_columns
 from numpyro_spikeslab.tables.completed import completions, regress_each
 from numpyro_spikeslab.tables.formula import formula_table
@@ -43,6 +51,7 @@ def sparse_regression(
     offset: Any = None,
     totals: Any = None,
     event: Any = None,
+    background: Any = None,
     expected_size: float | None = None,
     num_warmup: int | None = None,
     num_samples: int | None = None,
@@ -117,6 +126,7 @@ def sparse_regression(
     ``"logit"``              classes, 0 and 1              log odds
     ``"probit"``             classes, 0 and 1              probits
     ``"binomial"``           counts of ``totals``          log odds
+    ``"ordered"``            classes in order              log odds, ``cutpoints``
     ``"poisson"``            counts                        logs of means
     ``"negative_binomial"``  counts with more variance     logs of means, ``concentration``
     ``"weibull"``            times, or limits of them      logs of times, ``sigma``: 1 / shape
@@ -125,11 +135,19 @@ def sparse_regression(
     ``"exponential"``        the same                      logs of times
     ======================== ============================= =====================================
 
-    All but the Normal one have an intercept with the prior Normal(0, 10^2), where a Student-t
+    Others than the Normal one have an intercept with the prior Normal(0, 10^2), where a Student-t
     response is in units of its median absolute deviation from the median; NUTS draws ``dof``,
     ``concentration`` and their ``sigma``. CAVI does not take Poisson likelihoods and times: then
     chains start without weights, at the mean of the counts or of the logs of times, and the result
     has no ``cavi`` and no ``k_hat``.
+
+    Classes in order are categories of pandas or polars that have an order, or numbers, whose sorted
+    values are the levels. The levels below a cut point have the log odds ``cutpoint - X w``;
+    ``cutpoints``, dimension ``cutpoint`` with labels such as ``"low|middle"``, take the place of an
+    intercept, and NUTS draws them. Where all columns are at their means the prior of the
+    probabilities of the levels is uniform: data count as if each level had one row more, however
+    many levels there are. ``y`` in ``observed_data`` has numbers from 0 on, whose labels are
+    ``level`` in ``constant_data``.
 
     Times T until an event have ``log T = offset + intercept + X w + sigma z``, where z is the log
     of an exponential number (Weibull), Normal or logistic: a weight of 0.7 doubles the time, and
@@ -176,6 +194,16 @@ def sparse_regression(
         not yet, shape (N,); by default all were seen. Or ``y`` has two columns, shape (N, 2), the
         limits between which a time lies: equal if it was seen, 0 as the lower one or infinity as
         the upper one where there is none.
+    :param background: under a Normal likelihood, what few columns with large effects stand before:
+        `True` for a small effect of each column (Zhou, Carbonetto and Stephens, 2013, *Polygenic
+        modeling with Bayesian sparse linear mixed models*), or the covariance of rows up to a
+        factor, such as a relationship matrix, shape (N, N). With it come ``background_scale``, its
+        standard deviation, whose prior is that of ``sigma``, as either may be all of the
+        response, and ``variance_share``, of columns, background and noise. There is no ``cavi``:
+        chains start without weights. :func:`predict` adds the background of each row, of new ones
+        if it is that of the columns. The log likelihood of a row is that given all others, with the
+        background integrated out (Bürkner, Gabry and Vehtari, 2021). It takes the time of N^3
+        operations once. Not with several completed tables.
     :param expected_size: number of columns that are expected to matter: the prior of the
         inclusion probability is Beta(1, P / expected_size - 1), where P counts columns that vary
         and are not always in, a group once. The default is a tenth of the columns, or of the rows
@@ -212,29 +240,43 @@ def sparse_regression(
     """
     options = {name: x for name, x in locals().items() if name not in ("key", "X")}
     if (tables := completions(X)) is not None:
+        if background is not None:
+            raise bad("background", "several completed tables", "None, or one table as X")
         return regress_each(key, tables, partial(sparse_regression, **options))
     kind = response_kind(likelihood)
     run = Run.checked(kind, key, num_warmup, num_samples, num_chains, progress_bar)
     given = formula_table(X, y, data, groups, always)
+    levels: list[str] = []
+    if kind.num_levels and given.y is not None:
+        y, levels = ordered_levels(given.y)
+        given, kind = given._replace(y=y), kind._replace(num_levels=len(levels))
     of_rows = {"offset": offset, "totals": totals, "weights": weights, "event": event}
     table = checked_table(in_pandas("X", given.X), given.labels)
     rows = checked_rows(given, table.values, kind, of_rows)
     columns = checked_columns(table["feature"].to_index(), given.always, given.groups, inclusion)
     model = TableModel(kind, columns.groups, columns.heredity(heredity, given.parents))
-    units, arguments = standardise(table, rows, columns.always, kind)
+    covariance = checked_background(background, kind, given)
+    units, arguments = standardise(table, rows, columns.always, kind, given.effects, covariance)
     problem = Problem(model, arguments, columns, units, expected_size, table.values)
     tree = analyse(run, problem)
-    intercept, w = (mean(posterior(tree)[name]).values for name in ("intercept", "w"))
+    draws = posterior(tree)
+    w = mean(draws["w"]).values
+    # cut points are about the middle of predictors
+    intercept = mean(draws["intercept"]).values if "intercept" in draws else -w @ rows.X.mean(0)
+    of_effects = [mean(draws[f"effect_{name}"]).values for name in given.effects]
     predictor = rows.offset + intercept + rows.X @ w
+    predictor += rows.effects @ np.concatenate([w[:0], *of_effects])
     ones = np.ones(len(rows.y))
     weights = (ones, rows.weights) if kind.has_precisions else (rows.weights, ones)
     fitted = Fitted(*(x[rows.seen] for x in (rows.y, predictor, *weights)))
-    if advice := kind.advice(fitted):
+    if advice := kind.advice(rotated_fit(tree, units, fitted)):
         # of the caller, past the decorator
         warnings.warn(f"sparse_regression: {advice}.", stacklevel=3)
     given_ones = [name for name in ("offset", "weights") if of_rows[name] is not None]
-    constants = {name: ("row", getattr(rows, name)) for name in given_ones}
+    constants: dict[str, Any] = {name: ("row", getattr(rows, name)) for name in given_ones}
     constants |= {name: ("row", rows.beside) for name in [kind.beside] if name is not None}
+    if np.ndim(covariance):
+        constants[COVARIANCE] = ["covariance_row", "covariance_column"], covariance
     if kind.has_limits:
         order = concordance(predictor, rows.y, rows.beside, rows.weights)
         tree["summary"].attrs["concordance"] = order
@@ -246,9 +288,19 @@ def sparse_regression(
     if given.variables is not None:
         tree["constant_data"].attrs["formula"] = X
         tree["data"] = stored_columns(given.variables, "row")
-    if posterior(tree)["intercept"].size * len(table) <= MAX_NUMBERS:
+    if levels:
+        name_levels(tree, levels)
+    if draws["slab_scale"].size * len(table) <= MAX_NUMBERS:
         tree["log_likelihood"] = log_likelihood(tree).to_dataset()
     return tree
+
+
+def name_levels(tree: xr.DataTree, levels: list[str]) -> None:
+    """Name the levels of classes in order, and the cut points between them."""
+    between = [f"{low}|{high}" for low, high in pairwise(levels)]
+    for path in {"/posterior", "/cavi/posterior"} & {*tree.groups}:
+        tree[path] = tree[path].to_dataset().assign_coords(cutpoint=between)
+    tree["constant_data"] = tree["constant_data"].to_dataset().assign_coords(level=levels)
 
 
 class Problem(NamedTuple):

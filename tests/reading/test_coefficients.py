@@ -19,7 +19,7 @@ import numpyro.distributions as dist
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.reading.form import Form
-from numpyro_spikeslab.reading.roles import InclusionRole, NoiseRole, SlabRole
+from numpyro_spikeslab.reading.roles import CoefficientRole, InclusionRole, NoiseRole, SlabRole
 
 # in one precision: JAX, given a numpy array once in each, may take its buffer from the other
 pytestmark = pytest.mark.usefixtures("x64")
@@ -98,6 +98,55 @@ def slopes(XW: Any) -> Any:
     with numpyro.plate("covariate", 2, dim=-2), numpyro.plate("task", 4, dim=-1):
         slope = normal("slope")
     return XW + in_plate("level", 4) + X[:, :2] @ slope
+
+
+def of_entries(Xw: Any) -> Any:
+    scales = site("spread", dist.HalfCauchy(jnp.ones(2)).to_event(1))
+    return Xw + in_plate("effect", 4, 0.0, scales[np.array([0, 1, 1, 0])])[np.arange(N) % 4]
+
+
+def with_spread(of: Callable) -> Callable:
+    """:param of: from the spread to the priors of two sites, the second not Normal."""
+
+    def location(Xw):
+        first, second = of(site("spread", dist.HalfNormal(1.0)))
+        return Xw + site("a", dist.Normal(*first)) + site("b", second)
+
+    return location
+
+
+def in_predictor(Xw: Any) -> Any:
+    spread = site("spread", dist.HalfNormal(1.0))
+    return Xw + spread * X[:, 0] + normal("a", 0.0, spread)
+
+
+OTHER = dist.StudentT(3.0)
+SPREADS: dict[str, tuple[Callable, list[int] | None]] = {
+    "groups with a mean": (grouped, [0, 0, 0, 0, 1]),
+    "entries": (of_entries, [0, 1, 1, 0]),
+    "beside another prior": (with_spread(lambda s: ((0.0, s), OTHER)), [0]),
+    "a multiple": (with_spread(lambda s: ((0.0, 2 * s), OTHER)), None),
+    "a sum": (with_spread(lambda s: ((0.0, 1 + s), OTHER)), None),
+    "in a mean, too": (with_spread(lambda s: ((s, s), OTHER)), None),
+    "in another prior, too": (with_spread(lambda s: ((0.0, s), dist.StudentT(3.0, 0.0, s))), None),
+    "in the predictor, too": (in_predictor, None),
+    "a param": (lambda Xw: Xw + normal("a", 0.0, numpyro.param("spread", 1.0)), None),
+}
+
+
+@pytest.mark.parametrize("name", SPREADS)
+def test_the_scales_of_coefficients_are_known(name):
+    location, entries = SPREADS[name]
+
+    def model():
+        observe(location(X @ weigh("w", P, 0.3)), 0.5)
+
+    reading = read(model)
+    assert "spread" in reading.form.free
+    assert [role.site for role in reading.form.roles] == ([] if entries is None else ["spread"])
+    if entries is not None:
+        assert isinstance(reading.form.roles[0], CoefficientRole)
+        np.testing.assert_array_equal(reading.indices["spread"].entries, entries)
 
 
 OF_TASKS: dict[str, tuple[Callable, set[tuple[str, int]], str]] = {

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sites beside the weights that PairedGibbs draws itself, against exact posteriors."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -59,6 +61,64 @@ def test_the_mean_of_what_another_block_draws_is_left_to_it():
     mcmc = MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False)
     with pytest.raises(ValueError, match=r"cannot sample the latent sites \['mean'\]"):
         mcmc.run(KEY, *truth.fixed_case().args)
+
+
+GROUPS = np.arange(18) % 3
+
+
+def groups_model(X, y=None):
+    tau, sigma = (numpyro.sample(name, dist.HalfNormal(1.0)) for name in ("tau", "sigma"))
+    with numpyro.plate("group", 3):
+        effect = numpyro.sample("effect", dist.Normal(0.0, tau))
+    truth.respond(y, effect[GROUPS] + X @ truth.weights(4), sigma)
+
+
+def test_the_scale_of_effects_has_its_exact_posterior():
+    """A sum over all models and a grid of both scales."""
+    rng = np.random.default_rng(0)
+    X = truth.design("correlated", num_obs=18, size=4)
+    y = X[:, 0] + 0.5 * rng.normal(size=18) + np.array([-0.8, 0.1, 0.7])[GROUPS]
+    nodes, weights = np.polynomial.legendre.leggauss(40)
+    at, weights = 2 * (nodes + 1), np.log(2 * weights) + stats.halfnorm.logpdf(2 * (nodes + 1))
+    of_groups = np.equal.outer(GROUPS, GROUPS)
+    models = np.array(list(product([0, 1], repeat=4)))
+    columns = (models[:, None] * X) @ X.T
+    tau, sigma = at[:, None, None, None, None], at[:, None, None, None]
+    cov = tau**2 * of_groups + sigma**2 * np.eye(18) + columns
+    density = -0.5 * (np.linalg.slogdet(cov)[1] + np.linalg.solve(cov, y[:, None])[..., 0] @ y)
+    prior = models.sum(1) * np.log(0.3) + (4 - models.sum(1)) * np.log(0.7)
+    terms = density + weights[:, None, None] + weights[:, None] + prior
+    probs = np.exp(terms - terms.max())
+    probs /= probs.sum()
+    draws = sampled(nss.PairedGibbs(groups_model), (X, y), 10_000).get_samples(group_by_chain=True)
+    # 8 comparisons: a false alarm in 1 of 2000 keys
+    assert agrees(draws["w_spike"], probs.sum((0, 1)) @ models, within=0.02)
+    for k, name in enumerate(["tau", "sigma"]):
+        of_scale = probs.sum((1 - k, 2))
+        moments = np.stack([draws[name], np.asarray(draws[name]) ** 2], axis=-1)
+        assert agrees(moments, [of_scale @ at, of_scale @ at**2])
+
+
+LIKELIHOODS = {"normal": lambda f: dist.Normal(f, 3.0), "logit": lambda f: dist.Bernoulli(logits=f)}
+
+
+@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+def test_scales_of_effects_do_not_wait_for_the_effects(likelihood):
+    """Of two observations for each group; given the effects alone, a scale would hardly move."""
+    rng = np.random.default_rng(0)
+    group, X = np.repeat(np.arange(15), 2), rng.normal(size=(30, 4))
+
+    def model(X, y):
+        tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+        with numpyro.plate("group", 15):
+            effect = numpyro.sample("effect", dist.Normal(0.0, tau))
+        f = effect[group] + X @ truth.weights(4)
+        numpyro.sample("y", LIKELIHOODS[likelihood](f).to_event(1), obs=y)
+
+    y = (X[:, 0] + rng.normal(size=30) > 0) * 1.0
+    mcmc = sampled(nss.PairedGibbs(model), (X, y), 500, chain_method="sequential")
+    tau = np.log(mcmc.get_samples(group_by_chain=True)["tau"])
+    assert numpyro.diagnostics.effective_sample_size(np.asarray(tau)) > 100
 
 
 def test_an_inclusion_probability_leaves_one_and_zero():

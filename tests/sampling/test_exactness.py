@@ -32,21 +32,37 @@ KEY = random.key(0)
 
 
 def columns_model(X, Y=None, *, groups=None):
-    """Coefficients with a coefficient as their prior mean, unknown scales, two sets of weights."""
+    """Coefficients with a coefficient as their prior mean, unknown scales, two sets of weights.
+    The scales of effects and slopes are entries of one site."""
     sigma = numpyro.sample("sigma", dist.LogNormal(0.0, 0.5))
     inclusion = numpyro.sample("inclusion", dist.Uniform(0.05, 0.95))
     scale = numpyro.sample("scale", dist.LogNormal(0.5, 0.5))
     level = numpyro.sample("level", dist.Normal(0.3, 1.0))
+    spread = numpyro.sample("spread", dist.LogNormal(-0.4, 0.5).expand([2]).to_event(1))
+    half = jnp.arange(len(X)) % 2
     with numpyro.plate("half", 2):
-        effect = numpyro.sample("effect", dist.Normal(0.5 * level, 0.7))
+        effect = numpyro.sample("effect", dist.Normal(0.5 * level, spread[0]))
+        slope = numpyro.sample("slope", dist.Normal(0.0, spread[1]))
     if groups is None:
         w = truth.weights(3, inclusion, scale)
     else:
         w = nss.spike_slab("w", inclusion, scale, groups=groups)
     v = truth.weights(X.shape[1] - 3, 0.4, name="v", plate="other")
-    location = level + effect[jnp.arange(len(X)) % 2] + X[:, :3] @ w + X[:, 3:] @ v
+    location = level + effect[half] + slope[half] * X[:, 2] + X[:, :3] @ w + X[:, 3:] @ v
     with numpyro.plate("obs", len(X)):
         numpyro.sample("Y", dist.Normal(location, sigma), obs=Y)
+
+
+def scales_model(X, Z, Y=None):
+    """Noise that is the root of a sum, of scales that two groups share, and a log-linear factor."""
+    alone = numpyro.sample("alone", dist.LogNormal(0.0, 0.5))
+    with numpyro.plate("group", 2):
+        shared = numpyro.sample("shared", dist.HalfNormal(1.0))
+    slope = numpyro.sample("slope", dist.Normal(0.0, 0.5))
+    level = numpyro.sample("level", dist.Normal(0.3, 1.0))
+    scale = jnp.sqrt(alone**2 + Z**2 * shared[jnp.arange(len(X)) % 2] ** 2) * jnp.exp(slope * Z)
+    with numpyro.plate("obs", len(X)):
+        numpyro.sample("Y", dist.Normal(level + X @ truth.weights(4), scale), obs=Y)
 
 
 def entries_model(rows, columns, Y=None):
@@ -106,6 +122,12 @@ ROWS, COLUMNS = np.array([0, 0, 1, 1, 2, 3, 3, 3, 4, 4]), np.array([0, 1, 0, 2, 
 def columns(groups=None, collapsed=True):
     model = partial(columns_model, groups=groups)
     return Joint(model, (jnp.asarray(DESIGN),), nss.PairedGibbs(model, collapsed=collapsed))
+
+
+def scales():
+    args = jnp.asarray(DESIGN), jnp.array([0.0, 0.5, 1.0, -1.0])
+    # in a batch all wait for the longest search for a slice
+    return Joint(scales_model, args, nss.PairedGibbs(scales_model), size=5000)
 
 
 def latent_design():
@@ -180,6 +202,7 @@ def buffet():
 JOINTS = {
     "columns": columns,
     "columns without moves": partial(columns, collapsed=False),
+    "scales of noise": scales,
     "groups": partial(columns, groups=(1, 0, 1)),
     "latent design": latent_design,
     "kinship beside NUTS": kinship,

@@ -54,6 +54,7 @@ LIKELIHOODS = {
 DISPERSED = {
     "negative binomial": lambda f, theta: dist.NegativeBinomial2(jnp.exp(f), theta),
     "negative binomial of log odds": lambda f, theta: dist.NegativeBinomialLogits(theta, f),
+    "classes in order": lambda f, theta: dist.OrderedLogistic(f, jnp.stack([-theta, theta])),
     "times": lambda f, theta: Recorded(f, theta, jnp.inf),
     # moments of fourth order exist
     "student": lambda f, theta: dist.StudentT(4 + 4 * theta, f, 0.3 + 0.3 * theta),
@@ -61,10 +62,14 @@ DISPERSED = {
 
 
 def density_model(name, X, Y=None, groups=None):
-    """Weights, of which two share a column, an intercept, and unknown scales."""
+    """Weights, of which two share a column, an intercept, which is the mean of effects, and unknown
+    scales."""
     inclusion = numpyro.sample("inclusion", dist.Uniform(0.05, 0.95))
     scale = numpyro.sample("scale", dist.LogNormal(-0.3, 0.3))
     level = numpyro.sample("level", dist.Normal(0.3, 0.7))
+    spread = numpyro.sample("spread", dist.LogNormal(-0.4, 0.5))
+    with numpyro.plate("half", 2):
+        effect = numpyro.sample("effect", dist.Normal(0.5 * level, spread))
     with nullcontext() if groups else numpyro.plate("feature", X.shape[1]):
         w = nss.spike_slab("w", inclusion, scale, groups=groups)
     if name in DISPERSED:
@@ -73,7 +78,7 @@ def density_model(name, X, Y=None, groups=None):
     else:
         likelihood = LIKELIHOODS[name]
     with numpyro.plate("obs", len(X)):
-        numpyro.sample("Y", likelihood(level + X @ w), obs=Y)
+        numpyro.sample("Y", likelihood(level + effect[np.arange(len(X)) % 2] + X @ w), obs=Y)
 
 
 def labels_model(X, Y=None, likelihood=LIKELIHOODS["logit"], largest=1.5, kernel=MATERN):
@@ -124,7 +129,8 @@ class AfterWarmup(nss.PairedGibbs):
 def density(name, kernel=nss.PairedGibbs, free=(), groups=None):
     """Return a kernel, of all sites but those that are free and are left to NUTS."""
     model = partial(density_model, name, groups=groups)
-    kernel, sites = kernel(model), ["w_spike", "w_slab", "inclusion", "scale", "level"]
+    of_effects = "level", "effect", "spread"
+    kernel, sites = kernel(model), ["w_spike", "w_slab", "inclusion", "scale", *of_effects]
     if name in DISPERSED:
         free = "theta", *free
         kernel = beside_nuts(model, (kernel, [site for site in sites if site not in free]))
@@ -199,7 +205,7 @@ class Stale(nss.PairedGibbs):
 
 
 def test_auxiliaries_that_outlive_a_draw_of_the_dispersion_are_noticed(x64):
-    wrong = density("negative binomial of log odds", Stale, ("inclusion", "scale"))
+    wrong = density("negative binomial of log odds", Stale, ("inclusion", "scale", "spread"))
     z, bound = changes_of_the_joint(wrong)
     # 7.1 and 4.8; the other likelihoods notice it less
     assert np.max(z) > bound
