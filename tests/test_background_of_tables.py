@@ -42,6 +42,15 @@ def results():
     return {name: nss.sparse_regression(KEY, X, Y, **FEW, **x) for name, x in OPTIONS.items()}
 
 
+def test_rotated_rows_have_independent_noise_and_background_and_no_intercept():
+    parts = nss.background(RELATED, WEIGHTS)
+    noise, related = (parts.rotate(parts.rotate(x).T) for x in (np.diag(1 / WEIGHTS), RELATED))
+    np.testing.assert_allclose(noise, np.eye(N - 1), atol=1e-9)
+    np.testing.assert_allclose(related, parts.unit * np.diag(parts.eigenvalues), atol=1e-9)
+    np.testing.assert_allclose(parts.rotate(np.ones(N)), 0, atol=1e-9)
+    assert np.mean(parts.eigenvalues) == pytest.approx(1)
+
+
 def covariances(name, tree):
     """Covariances of the background and of the noise of all rows in units of the response, for each
     draw, from the definition of the model."""

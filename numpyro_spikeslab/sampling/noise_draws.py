@@ -24,7 +24,7 @@ from numpyro_spikeslab.algebra.flips import Sweeps
 from numpyro_spikeslab.algebra.pairs import Design, in_parts, predictor
 from numpyro_spikeslab.algebra.search import choose, on_real_line, slice_sample
 from numpyro_spikeslab.algebra.variates import normal, uniform
-from numpyro_spikeslab.reading.roles import NUM_UPDATES, NoiseRole, Tally
+from numpyro_spikeslab.reading.roles import NoiseRole, Tally
 from numpyro_spikeslab.sampling.current import Current
 from numpyro_spikeslab.support.precision import within_single
 from numpyro_spikeslab.support.priors import base_of
@@ -33,6 +33,8 @@ from numpyro_spikeslab.support.priors import base_of
 MAX_OBS = 1024
 # Standard deviation of the change of the log scale that a step proposes.
 STEP = 2.0
+# Updates of each number on which scales depend: more would cost more than they add.
+NUM_UPDATES = 2
 # Standard deviation of the logs of the scales at which chains start.
 SPREAD = 0.5
 

@@ -124,7 +124,9 @@ def tempered_evidence(
         of models without latent functions and of likelihoods whose powers are no mixtures of
         Gaussians, such as a probit one.
 
-    It warns if the standard error is above 0.5. All computations are in double precision.
+    It warns if the standard error is above 0.5. Where particles get stuck, the evidence is too low
+    and islands differ by nats; see :ref:`how many functions <how-many-functions>`. All computations
+    are in double precision.
 
     .. code-block:: python
 
