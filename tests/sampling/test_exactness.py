@@ -258,12 +258,22 @@ def steps(joint, key, start, Y):
     return joint.kernel.postprocess_fn(args, {})(state.z)
 
 
+def moments_of(fn):
+    """Mean and variance, also of the numbers of classes in order, which have none in NumPyro."""
+    if not isinstance(fn, dist.OrderedLogistic):
+        return fn.mean, fn.variance
+    numbers = jnp.arange(fn.probs.shape[-1])
+    mean = fn.probs @ numbers
+    return mean, fn.probs @ numbers**2 - mean**2
+
+
 def statistics(joint, latent, Y):
     """Sites and residuals, and their products: up to logarithms, all first and second moments."""
     model = handlers.seed(handlers.substitute(joint.model, latent), random.key(0))
     trace = handlers.trace(model).get_trace(*joint.args)
     fn = data_site(trace)["fn"]
-    mean, scale = (jnp.broadcast_to(x, Y.shape) for x in (fn.mean, jnp.sqrt(fn.variance)))
+    mean, variance = moments_of(fn)
+    mean, scale = (jnp.broadcast_to(x, Y.shape) for x in (mean, jnp.sqrt(variance)))
     weights = [x["value"] for k, x in trace.items() if k in ("w", "v", "W")]
     sites = jnp.concatenate([jnp.ravel(x) for x in (*latent.values(), *weights)])
     sites = jnp.concatenate([jnp.arcsinh(sites), jnp.log(jnp.ravel(scale)[:1])])

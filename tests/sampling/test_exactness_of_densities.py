@@ -77,6 +77,9 @@ def density_model(name, X, Y=None, groups=None):
         likelihood = partial(DISPERSED[name], theta=theta)
     else:
         likelihood = LIKELIHOODS[name]
+    if name == "classes in order" and Y is not None:
+        # NumPyro takes no other numbers
+        Y = jnp.asarray(Y, int)
     with numpyro.plate("obs", len(X)):
         numpyro.sample("Y", likelihood(level + effect[np.arange(len(X)) % 2] + X @ w), obs=Y)
 
