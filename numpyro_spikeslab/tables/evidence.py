@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+import jax
 from jax import random
 
 from numpyro_spikeslab.models.responses import WIDE, ResponseKind
@@ -140,6 +141,9 @@ def tempered_evidence(
     check_key(rng_key)
     checked_count("num_particles", num_particles, 2)
     sizes = checked_count("num_islands", num_islands, 2), num_particles
+    # JAX remembers in which precision it has first seen an array of numpy
+    own = lambda x: x.copy() if isinstance(x, np.ndarray) else x  # noqa: E731
+    args, kwargs = jax.tree.map(own, (args, kwargs))
     return evidence_of_functions(rng_key, partial(model, *args, **kwargs), sizes, progress_bar)
 
 
