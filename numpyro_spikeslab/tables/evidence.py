@@ -113,8 +113,8 @@ def tempered_evidence(
         such as :func:`numpyro_spikeslab.models.mtmkl`. Observations are Normal, Student-t, or
         have logits: Bernoulli, binomial or negative binomial.
     :param args: arguments of the model.
-    :param num_particles: particles of each island. With four times as many the standard error is
-        about half as large.
+    :param num_particles: particles of each island. Four times as many at best halve the standard
+        error.
     :param num_islands: independent populations of particles, whose spread gives the standard error.
     :param progress_bar: whether to show the power that particles have reached.
     :param kwargs: keyword arguments of the model.
