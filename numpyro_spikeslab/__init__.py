@@ -10,6 +10,7 @@ from numpyro_spikeslab.fitting.cavi import CAVI
 from numpyro_spikeslab.fitting.mean_field import MeanFieldGuide
 from numpyro_spikeslab.fitting.paired_guide import PairedGuide
 from numpyro_spikeslab.fitting.schedules import annealing
+from numpyro_spikeslab.models.background import background
 from numpyro_spikeslab.models.distributions import SpikeSlab
 from numpyro_spikeslab.models.primitives import latent_functions, spike_slab
 from numpyro_spikeslab.reading.sites import paired_sites
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from numpyro_spikeslab.reporting.plot_inclusion import plot_inclusion, plot_weights
     from numpyro_spikeslab.reporting.tables import compare, summary
     from numpyro_spikeslab.tables.estimators import SparseClassifier, SparseRegressor
-    from numpyro_spikeslab.tables.evidence import compare_models, log_evidence
+    from numpyro_spikeslab.tables.evidence import compare_models, log_evidence, tempered_evidence
     from numpyro_spikeslab.tables.predict import log_likelihood, predict
     from numpyro_spikeslab.tables.regression import sparse_regression
     from numpyro_spikeslab.tables.statistics import sparse_regression_from_statistics
@@ -45,6 +46,7 @@ __all__ = [
     "add_variational_stats",
     "align",
     "annealing",
+    "background",
     "compare",
     "compare_models",
     "credible_sets",
@@ -68,6 +70,7 @@ __all__ = [
     "sparse_regression_from_statistics",
     "spike_slab",
     "summary",
+    "tempered_evidence",
 ]
 try:
     __version__ = _installed_version("numpyro_spikeslab")
@@ -98,6 +101,7 @@ _LAZY = {
     "sparse_regression": "tables.regression",
     "sparse_regression_from_statistics": "tables.statistics",
     "summary": "reporting.tables",
+    "tempered_evidence": "tables.evidence",
 }
 
 if not TYPE_CHECKING:  # for type checkers all names above are there, and no others

@@ -97,7 +97,8 @@ def test_chains_agree_with_sums_over_models():
 
 
 def arguments_of_model(X, y, likelihood="normal", weights=None, offset=None, totals=None):
-    kind, of_rows = response_kind(likelihood), dict(weights=weights, offset=offset, totals=totals)
+    kind = response_kind(likelihood)
+    of_rows = dict(weights=weights, offset=offset, totals=totals, event=None)
     table = checked_table(X, X.index)
     rows = checked_rows(Given(X, y, None, (), X.index), table.values, kind, of_rows)
     return standardise(table, rows, np.zeros(X.shape[1], bool), kind)

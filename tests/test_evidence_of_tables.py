@@ -88,18 +88,20 @@ def test_the_table_of_models(results):
     assert own.index[0] == "plain" and own["elpd"].isna().all()
 
 
-@pytest.mark.parametrize("likelihood", ["normal", "student", "logit", "poisson"])
+@pytest.mark.parametrize("likelihood", ["normal", "student", "logit", "ordered", "poisson"])
 def test_draws_in_standard_units_are_those_of_the_chains(likelihood):
     """Converted to the units of the table and back."""
     kind, rng, shape = RESPONSES[likelihood], np.random.default_rng(1), (2, 7)
-    y = {"logit": Y > 100, "poisson": np.round(Y)}.get(likelihood, Y) * 1.0
+    y = {"logit": Y > 100, "ordered": Y > 100, "poisson": np.round(Y)}.get(likelihood, Y) * 1.0
     none = np.zeros((len(X), 0))
     given = Rows(X.to_numpy(), np.asarray(y), WEIGHTS, 0.1 * WEIGHTS, 0 * WEIGHTS + 1, none)
     names = X.columns
     columns = checked_columns(names, ["age"], [["dose", "lot"]], [0.3, 0.4, 0.2, 0.2, 0.4])
     values = xr.DataArray(X.to_numpy(), {"feature": names}, ["row", "feature"])
     units, data = standardise(values, given, columns.always, kind)
-    draws = {name: rng.random(shape) for name in ("slab_scale", *kind.sites(1.0))}
+    draws = {name: rng.random(shape) for name in ("slab_scale", *kind.own_sites)}
+    if likelihood == "ordered":
+        draws["cutpoints"] = rng.random((*shape, 1))
     draws |= {"w_spike": rng.binomial(1, 0.5, (*shape, 3)), "always": rng.normal(size=(*shape, 1))}
     draws["w"] = rng.normal(size=(*shape, 4)) * draws["w_spike"][..., list(columns.groups)]
     draws |= {"intercept": rng.normal(size=shape)} if kind.has_intercept else {}
@@ -109,7 +111,7 @@ def test_draws_in_standard_units_are_those_of_the_chains(likelihood):
     tree = table_chains._tree(given_draws, sizes, ["chain", "draw"])
     dt = convert_to_units(tree, units, columns, rng)
     inclusion = columns.prior(units.x["varies"].values, units.num_rows, None)[2]
-    of_rows = {name: ("row", getattr(given, name)) for name in ("weights", "offset", "totals")}
+    of_rows = {name: ("row", getattr(given, name)) for name in ("weights", "offset", "beside")}
     constants = {"X": values, "prior_inclusion.w": ("feature", inclusion), **of_rows}
     constants["group.w"] = "feature", columns.labels
     attrs = {"likelihood": likelihood}

@@ -43,7 +43,9 @@ class Inputs(NamedTuple):
 def inputs(table=X, data=None, **of_rows):
     given = formula_table(table, of_rows.pop("y"), data, None, ())
     made = checked_table(in_pandas("X", given.X), given.labels)
-    return Inputs(made, checked_rows(given, made.values, response_kind("binomial"), of_rows))
+    return Inputs(
+        made, checked_rows(given, made.values, response_kind("binomial"), of_rows | {"event": None})
+    )
 
 
 def same(one, two):

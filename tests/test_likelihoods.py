@@ -124,6 +124,8 @@ LINKS = {
     "probit": (bernoulli(dist.Normal(0.0, 1.0).cdf), ndtr),
     "mean": (count(lambda f: jnp.exp(f + 0.5)), jnp.exp),
     "location": (lambda f, a: dist.Laplace(f, 1.0), jnp.asarray),
+    "order": (lambda f, a: dist.OrderedLogistic(f + 1, jnp.array([-1.0, 1.0])), jnp.asarray),
+    "order of a curve": (lambda f, a: dist.OrderedLogistic(f + f**3, jnp.array([-1.0, 1.0])), None),
     "steeper": (bernoulli(lambda f: jax.nn.sigmoid(f + 1e-3 * jnp.sinh(f))), None),
     "probit from 0": (bernoulli(lambda f: ndtr(jnp.maximum(f, -3.0))), None),
     "errors of labels": (bernoulli(lambda f: 1e-6 + (1 - 2e-6) * jax.nn.sigmoid(f)), None),
@@ -149,7 +151,7 @@ def test_links_are_those_of_an_augmentation_everywhere(name, num_obs):
             numpyro.sample("y", likelihood(X @ w, a), obs=y)
 
     X, _ = data_of(CASES["logit"], num_obs)
-    form = read(model, X, 1.0 * (X[:, 0] > 0), np.ones(num_obs)).form
+    form = read(model, X, 1 * (X[:, 0] > 0), np.ones(num_obs)).form
     link = getattr(form.likelihood, "link", None)
     assert (link.function if link else None) is function
 

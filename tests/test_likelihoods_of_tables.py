@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Regressions of a table under all likelihoods, with weights, offsets, groups and priors."""
 
-from functools import reduce
+from functools import partial, reduce
 from itertools import product
 
 import numpy as np
@@ -10,6 +10,7 @@ import pytest
 from scipy import special, stats
 from scipy.special import logsumexp
 from truth.known_draws import columns_of
+from truth.time_cases import TIMES, log_density as log_density_of_times
 
 from jax import random
 
@@ -33,6 +34,8 @@ DENSITIES = {
     "logit": lambda y, f: y * f - np.logaddexp(0, f),
     "probit": lambda y, f: special.log_ndtr((2 * y - 1) * f),
     "binomial": lambda y, f: y * f - TOTAL * np.logaddexp(0, f) + np.log(special.comb(TOTAL, y)),
+    # of two levels
+    "ordered": lambda y, f, cut: y * (f - cut) - np.logaddexp(0, f - cut),
     "poisson": lambda y, f: y * f - np.exp(f) - special.gammaln(y + 1),
     "negative_binomial": lambda y, f, r: (
         special.gammaln(y + r)
@@ -43,10 +46,13 @@ DENSITIES = {
         - (y + r) * np.logaddexp(np.log(r), f)
     ),
 }
+DENSITIES |= {name: partial(log_density_of_times, name) for name in TIMES}
 SITES = {
     "normal": {"sigma": stats.halfnorm},
     "student": {"sigma": stats.halfnorm, "dof": stats.gamma(2.0, scale=10.0)},
     "negative_binomial": {"concentration": stats.lognorm(2.0)},
+    "ordered": {"cutpoints": stats.logistic},
+    **{name: {"sigma": stats.halfnorm} for name in TIMES if name != "exponential"},
 }
 
 
@@ -192,23 +198,26 @@ def test_noise_that_vanishes_is_an_error():
 def test_models_have_the_density_that_is_documented(likelihood):
     rng = np.random.default_rng(0)
     X, Z, offset = rng.normal(size=(6, 3)), rng.normal(size=(6, 1)), rng.normal(size=6)
-    y = rng.binomial(1, 0.5, 6).astype(float)
+    y = rng.binomial(1, 0.5, 6) + (1.5 if likelihood in TIMES else 0.0)
     values = {"w_spike": np.array([1, 0]), "w_slab": rng.normal(size=3), "slab_scale": 0.7}
     values |= {"always": rng.normal(size=1), "intercept": 0.3, "inclusion": 0.2}
     values |= dict.fromkeys(SITES.get(likelihood, {}), 1.3)
+    if likelihood == "ordered":
+        values["cutpoints"] = np.array([1.3])
     model = nss.models.sparse_regression(likelihood=likelihood, groups=(0, 1, 0))
     with double_precision():
         totals = np.full(6, TOTAL) if likelihood == "binomial" else None
         got = float(log_density(model, (X, y, Z, offset, totals), {}, values)[0])
     f = X @ (values["w_slab"] * [1, 0, 1]) + Z @ values["always"] + offset
     expected = stats.norm.logpdf(values["always"], 0, 10).sum()
-    if likelihood != "normal":
+    if RESPONSES[likelihood].has_intercept:
         f += 0.3
         expected += stats.norm.logpdf(0.3, 0, 10)
     expected += stats.halfnorm.logpdf(0.7) + stats.beta.logpdf(0.2, 1, 9) + np.log(0.2 * 0.8)
     expected += stats.norm.logpdf(values["w_slab"], 0, 0.7).sum()
     sites = SITES.get(likelihood, {})
     expected += sum(prior.logpdf(1.3) for prior in sites.values())
+    y = np.stack([y, y]) if likelihood in TIMES else y
     expected += DENSITIES[likelihood](y, f, *[1.3] * len(sites)).sum()
     assert got == pytest.approx(expected, rel=1e-9)
 

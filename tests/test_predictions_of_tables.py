@@ -38,7 +38,8 @@ NUM_ROWS = len(X)
 rng = np.random.default_rng(0)
 OFFSET, COUNTS = rng.normal(size=NUM_ROWS), np.arange(NUM_ROWS) % 3
 TOTALS = 1.0 + np.arange(NUM_ROWS) % 4
-RESPONSE = {"normal": Y, "student": Y, "binomial": TOTALS - 1}
+CUTS = np.array([-0.5, 1.0])
+RESPONSE = {"normal": Y, "student": Y, "binomial": TOTALS - 1, "ordered": COUNTS}
 MEANS = {
     "normal": lambda f: f,
     "student": lambda f: f,
@@ -66,8 +67,12 @@ def result(likelihood, draws=200):
     w = 0.3 * rng.normal(size=(*like, 5)) / sd
     sites = {"sigma": 10 + rng.random(like), "dof": 9 + rng.random(like)}
     sites |= {"concentration": 2 + rng.random(like)}
-    posterior = {name: (["chain", "draw"], sites[name]) for name in RESPONSES[likelihood].sites(1)}
+    own = RESPONSES[likelihood].own_sites.keys() & sites
+    posterior = {name: (["chain", "draw"], sites[name]) for name in own}
     posterior["intercept"] = ["chain", "draw"], rng.normal(size=like) - w @ X.mean().to_numpy()
+    if likelihood == "ordered":
+        cuts = CUTS - posterior.pop("intercept")[1][..., None]
+        posterior["cutpoints"] = ["chain", "draw", "cutpoint"], cuts
     posterior["w"] = ["chain", "draw", "feature"], w
     weights = COUNTS + 1.0 if likelihood == "normal" else COUNTS
     rows = {"offset": ("row", OFFSET), "weights": ("row", weights)}
@@ -75,13 +80,14 @@ def result(likelihood, draws=200):
         rows["totals"] = "row", TOTALS
     rows["X"] = ["row", "feature"], X.to_numpy()
     coords = {"feature": [*X], "row": np.arange(NUM_ROWS) + 7}
+    coords |= {"level": ["low", "middle", "high"]} if likelihood == "ordered" else {}
     y = RESPONSE.get(likelihood, COUNTS > 0)
     meaning = "precisions" if likelihood == "normal" else "counts"
     attrs = {"likelihood": likelihood, "weights": meaning, "seed": 3}
     groups = {
         "posterior": xr.Dataset(posterior, {"feature": [*X]}),
         "constant_data": xr.Dataset(rows, coords, attrs),
-        "observed_data": xr.Dataset({"y": ("row", 1.0 * y)}, {"row": coords["row"]}),
+        "observed_data": xr.Dataset({"y": ("row", y * 1)}, {"row": coords["row"]}),
     }
     return xr.DataTree.from_dict(groups)
 
@@ -92,7 +98,7 @@ def sites_of(dt):
     return sites, draws["w"].values
 
 
-@pytest.mark.parametrize("likelihood", RESPONSES)
+@pytest.mark.parametrize("likelihood", MEANS)
 def test_predictions_are_those_of_the_model(likelihood, monkeypatch):
     dt = result(likelihood)
     sites, w = sites_of(dt)
@@ -117,7 +123,7 @@ def test_predictions_are_those_of_the_model(likelihood, monkeypatch):
     assert new["row"].values.tolist() == [*range(90, 120)]
 
 
-@pytest.mark.parametrize("likelihood", RESPONSES)
+@pytest.mark.parametrize("likelihood", MEANS)
 def test_log_likelihoods_are_those_of_a_model_written_by_hand(likelihood, x64):
     dt = result(likelihood)
     constants = dt["constant_data"].to_dataset()
@@ -127,7 +133,7 @@ def test_log_likelihoods_are_those_of_a_model_written_by_hand(likelihood, x64):
         w = numpyro.sample("w", dist.Normal(jnp.zeros(5), 1.0).to_event(1))
         site = {
             name: numpyro.sample(name, dist.HalfNormal(1.0))
-            for name in RESPONSES[likelihood].sites(1.0)
+            for name in RESPONSES[likelihood].own_sites
         }
         f = OFFSET + numpyro.sample("intercept", dist.Normal()) + X.to_numpy() @ w
         of_row = {
@@ -150,6 +156,27 @@ def test_log_likelihoods_are_those_of_a_model_written_by_hand(likelihood, x64):
     seen = constants["row"].values[constants["weights"].values > 0]
     np.testing.assert_array_equal(ours["row"], seen)
     np.testing.assert_allclose(ours, truth, rtol=1e-10, atol=1e-12)
+
+
+def test_levels_have_the_probabilities_of_numpyro(x64, monkeypatch):
+    dt = result("ordered")
+    draws = dt["posterior"]
+    f = jnp.asarray(OFFSET + draws["w"].values @ X.to_numpy().T)
+    model = dist.OrderedLogistic(f, jnp.asarray(draws["cutpoints"].values)[:, :, None])
+    monkeypatch.setattr(predict, "BATCH", 12 * 400)
+    for rows in {}, {"X_new": X.set_axis(X.index + 90), "offset": OFFSET}:
+        probs = nss.predict(dt, **rows, kind="mean")
+        assert probs.dims == ("chain", "draw", "row", "level")
+        assert probs["level"].values.tolist() == ["low", "middle", "high"]
+        np.testing.assert_allclose(probs, model.probs, rtol=1e-9)
+    y = nss.predict(dt)
+    assert y.dims == ("chain", "draw", "row") and y.dtype.kind == "i"
+    for level in range(3):
+        error = (y.values == level) - np.asarray(model.probs)[..., level]
+        # five standard errors
+        assert abs(error.mean()) < 5 * error.std() / error.size**0.5
+    logs = model.log_prob(jnp.asarray(COUNTS)) * COUNTS
+    np.testing.assert_allclose(nss.log_likelihood(dt), logs[..., COUNTS > 0], rtol=1e-10)
 
 
 def test_a_result_has_what_arviz_needs():

@@ -101,6 +101,56 @@ class Logistic(NamedTuple):
         return StandIn(precision, target, log_norm + 0.5 * kappa**2 / precision)
 
 
+class Ordered(NamedTuple):
+    r"""Classes in order, y from 0 to K - 1, with log odds :math:`c_y - f` of y or less.
+
+    The probability of a class between cut points a and b is :math:`(1 - e^{a - b}) \sigma(f - a)
+    \sigma(b - f)`: up to a constant, that of two trials, f above a and f below b. The lowest class
+    has no cut point below it, and the highest none above. Both trials are :class:`Logistic`, and so
+    are their auxiliaries and their bound.
+
+    - **cutpoints** - shape (..., K - 1), increasing.
+    - **count** - how often each observation counts, (..., 1), or the Python number 1.
+    """
+
+    y: Float[Array, "*N"]
+    cutpoints: Float[Array, "..."]
+    count: Any = 1
+
+    def log_density(self, f: Float[Array, "*N"]) -> Float[Array, "*N"]:
+        return self._sum(self._trials.log_density(_twice(f)))
+
+    def draw(self, key: Array, f: Float[Array, "*N"]) -> StandIn:
+        return self._joined(self._trials.draw(key, _twice(f)))
+
+    def expect(self, mean: Float[Array, "*N"], variance: Float[Array, "*N"]) -> StandIn:
+        return self._joined(self._trials.expect(_twice(mean), _twice(variance)))
+
+    @property
+    def _trials(self) -> Logistic:
+        """Return both trials on a last axis, also where there is only one."""
+        cuts = jnp.broadcast_to(self.cutpoints, (*self.y.shape, self.cutpoints.shape[-1]))
+        ends = jnp.stack([self.y - 1, self.y], axis=-1).astype(int)
+        at = jnp.take_along_axis(cuts, ends, axis=-1, mode="clip")
+        return Logistic(self.count * jnp.array([1, 0], at.dtype), self.count, shift=-at)
+
+    def _sum(self, x: Float[Array, "*N 2"]) -> Float[Array, "*N"]:
+        """Sum over the trials that there are."""
+        is_there = jnp.stack([self.y > 0, self.y < self.cutpoints.shape[-1]], axis=-1)
+        return jnp.sum(jnp.where(is_there, x, 0), axis=-1)
+
+    def _joined(self, trials: StandIn) -> StandIn:
+        """Multiply the Gaussians of the trials."""
+        precision, linear = (self._sum(trials.precision * x) for x in (1, trials.target))
+        log_norm = self._sum(trials.log_norm - 0.5 * trials.precision * trials.target**2)
+        target = linear / precision
+        return StandIn(precision, target, log_norm + 0.5 * precision * target**2)
+
+
+def _twice(x: Float[Array, "*N"]) -> Float[Array, "*N 2"]:
+    return jnp.stack([x, x], axis=-1)
+
+
 class Probit(NamedTuple):
     r"""Classes y, 0 or 1, with probability :math:`\Phi(f)` of 1.
 

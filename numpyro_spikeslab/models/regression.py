@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
+import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 import numpyro
@@ -24,6 +25,7 @@ def sparse_regression(
     groups: Sequence[int] | None = None,
     heredity: Any = None,
     likelihood: str = "normal",
+    num_levels: int = 2,
 ) -> Callable[..., Any]:
     r"""Make a sparse regression of a response on standardised columns.
 
@@ -39,15 +41,22 @@ def sparse_regression(
     ``"logit"``              ``Bernoulli(logits=f)``
     ``"probit"``             ``Bernoulli(probs=ndtr(f))``
     ``"binomial"``           ``Binomial(totals, logits=f)``
+    ``"ordered"``            ``OrderedLogistic(f, cutpoints)``, without an intercept; under the
+                             prior of ``cutpoints`` all probabilities of the levels are alike at the
+                             predictor 0: ``Dirichlet(1, ..., 1)``
     ``"poisson"``            ``Poisson(exp(f))``
     ``"negative_binomial"``  ``NegativeBinomial2(exp(f), concentration)``, with
                              ``concentration`` from ``LogNormal(0, 2)``
     ``"student"``            ``StudentT(dof, f, sigma)``, with ``dof`` from ``Gamma(2, 0.1)``
+    ``"weibull"``            ``Weibull(exp(f), 1 / sigma)``
+    ``"lognormal"``          ``LogNormal(f, sigma)``
+    ``"loglogistic"``        the exponential of ``Logistic(f, sigma)``
+    ``"exponential"``        ``Exponential(exp(-f))``
     ======================== =========================================================
 
-    :class:`~numpyro_spikeslab.PairedGibbs` draws all sites but ``concentration``, and but ``sigma``
-    and ``dof`` of a Student-t likelihood, which need NUTS beside it. Where more than half of the
-    responses of a Student-t likelihood are equal, the posterior is improper.
+    :class:`~numpyro_spikeslab.PairedGibbs` draws all sites but ``concentration``, ``cutpoints``,
+    ``dof``, and ``sigma`` of other likelihoods than Normal, which need NUTS beside it. Where more
+    than half of the responses of a Student-t likelihood are equal, the posterior is improper.
 
     :param noise_scale: scale of the HalfNormal prior of ``sigma``. The default is weak, since the
         noise of a standardised response is at most about 1.
@@ -59,16 +68,20 @@ def sparse_regression(
     :param groups: the number of each column's group, see :func:`~numpyro_spikeslab.spike_slab`.
     :param heredity: the parents of interactions, likewise.
     :param likelihood: a name above, or ``"normal"``.
-    :return: ``model(X, y=None, always=None, offset=None, totals=1, mask=True, count=None,
-        effects=None)`` with
-        ``X`` of shape (N, P) and ``y`` of shape (N,). ``always`` are columns without spikes, shape
-        (N, A); their weights are the site ``always``, shape (A,), with the prior
-        :math:`\mathcal{N}(0, 10^2)`. ``offset`` is added to the predictor, and ``totals`` are the
-        trials of Binomial observations. ``effects`` are columns of the levels of groups by name,
-        such as indicators, shape (N, G); the site ``effect_NAME``, shape (G,), has their weights
-        with the prior :math:`\mathcal{N}(0, \tau^2)`, and ``sd_NAME`` the scale, with
-        a HalfNormal prior of scale 1. Rows where the boolean ``mask`` is false are no
-        observations, and the others count ``count`` times, once by default.
+    :param num_levels: number K of levels of an ordered likelihood, whose responses are 0 to K - 1.
+    :return: ``model(X, y=None, always=None, offset=None, totals=1, upper=None, mask=True,
+        count=None, effects=None, background=None)`` with ``X`` of shape (N, P) and ``y`` of shape
+        (N,). ``always`` are columns without spikes, shape (N, A); their weights are the site
+        ``always``, shape (A,), with the prior :math:`\mathcal{N}(0, 10^2)`. ``offset`` is added to
+        the predictor, and ``totals`` are the trials of Binomial observations. Times lie between
+        ``y`` and ``upper``, by default at ``y``. Rows where the boolean ``mask`` is false are no
+        observations, and the others count ``count`` times, once by default. ``effects`` are columns
+        of the levels of groups by name, such as indicators, shape (N, G); the site ``effect_NAME``,
+        shape (G,), has their weights with the prior :math:`\mathcal{N}(0, \tau^2)`, and ``sd_NAME``
+        the scale, with a HalfNormal prior of scale 1. ``background`` are the ``eigenvalues`` of
+        :func:`numpyro_spikeslab.background`, which has rotated all rows of a Normal response. It
+        adds the sites ``background_scale``, with the prior of ``sigma``, and ``variance_share``: of
+        columns, background and noise.
     :raises ValueError: if there is no such likelihood.
 
     **Example**
@@ -84,8 +97,19 @@ def sparse_regression(
     """
     kind = response_kind(likelihood)
 
-    def model(X, y=None, always=None, offset=None, totals=1, mask=True, count=None, effects=None):
-        priors = kind.sites(noise_scale)
+    def model(
+        X,
+        y=None,
+        always=None,
+        offset=None,
+        totals=1,
+        upper=None,
+        mask=True,
+        count=None,
+        effects=None,
+        background=None,
+    ):
+        priors = kind.sites(noise_scale, num_levels)
         sites = {name: numpyro.sample(name, prior) for name, prior in priors.items()}
         slab = numpyro.sample("slab_scale", dist.HalfNormal(slab_scale))
         pi = probabilities
@@ -105,8 +129,21 @@ def sparse_regression(
                 f += columns @ numpyro.sample(f"effect_{name}", dist.Normal(0.0, scale))
         if offset is not None:
             f += offset
+        # NumPyro takes levels as integers alone
+        y = jnp.asarray(y, int) if kind.num_levels and y is not None else y
+        if background is not None:
+            tau = numpyro.sample("background_scale", dist.HalfNormal(noise_scale))
+            variances = tau**2 * background + sites["sigma"] ** 2
+            noise = sites["sigma"] ** 2 * jnp.sum(jnp.broadcast_to(mask, f.shape))
+            parts = jnp.stack([jnp.sum(f**2), tau**2 * jnp.sum(background), noise])
+            numpyro.deterministic("variance_share", parts / jnp.sum(parts))
+            sites["sigma"] = jnp.sqrt(variances)
+        beside = totals
+        if kind.has_limits:
+            # times that are drawn have no limits
+            beside = jnp.inf if y is None else y if upper is None else upper
         counted = nullcontext() if count is None else handlers.scale(scale=count)
         with numpyro.plate("row", X.shape[0]), handlers.mask(mask=mask), counted:
-            numpyro.sample("y", kind.distribution(f, totals, **sites), obs=y)
+            numpyro.sample("y", kind.distribution(f, beside, **sites), obs=y)
 
     return model

@@ -15,6 +15,7 @@ from jax.scipy.special import ndtr
 
 import numpyro.distributions as dist
 
+from numpyro_spikeslab.models.times import LogLogisticTime, LogNormalTime, Time, WeibullTime
 from numpyro_spikeslab.support.messages import bad
 
 ROUNDING = 1e-12
@@ -30,24 +31,31 @@ class ResponseKind(NamedTuple):
     """A distribution of single observations around an affine predictor.
 
     - **name** - the argument ``likelihood`` of a regression.
-    - **distribution** - of observations, given the predictor, the trials, and the sites by name.
-    - **sites** - priors of the distribution's own sites, all positive, in standard units, given
-      the scale of noise.
+    - **distribution** - of observations, given the predictor, what is beside the response, and the
+      sites by name.
+    - **sites** - priors of the distribution's own sites in standard units, given the scale of noise
+      and the number of levels.
     - **free_sites** - the sites that need NUTS.
-    - **check** - refuses responses, given with their trials, that the distribution does not allow.
+    - **check** - refuses responses, given with what is beside them, that the distribution does not
+      allow.
     - **ends** - responses, divided by trials, that are most probable at an infinite predictor.
-    - **units** - centre and scale by which responses, less offsets, are standardised; `None` if
+    - **units** - centre and scale by which levels, less offsets, are standardised; `None` if
       the predictor has a scale of its own.
-    - **has_intercept** - whether the model has an intercept; else contrasts of rows do without.
+    - **has_intercept** - whether the model has an intercept.
+    - **has_contrasts** - whether contrasts of rows take its place.
+    - **num_levels** - of classes in order, whose cut points take its place; else 0.
     - **has_precisions** - whether weights of rows are precisions; else they are how often a row
       counts.
     - **has_fractions** - whether a row may count a fraction of a time: whether powers of the
       density have an augmentation, or it needs none.
-    - **has_trials** - whether responses are counts of trials.
+    - **beside** - what each response has beside it: ``"totals"``, the trials of a count, or
+      ``"upper"``, the upper limit of a time, where the response is the lower one.
+    - **level** - responses, given what is beside them, as numbers that offsets are added to; of
+      trials their share.
     - **start** - for a distribution that :class:`~numpyro_spikeslab.CAVI` does not take: an
       intercept near the data, given responses, offsets and how often rows count, at which chains
       start.
-    - **mean** - of responses, or their location where a distribution may have no mean.
+    - **mean** - of responses, or their location or median where a distribution may have no mean.
     - **warmup** - default number of steps of warm-up, by which chains of all but Normal likelihoods
       learn their proposals.
     - **ratio** - name of the exponential of a weight, ``"odds_ratio"`` for example.
@@ -57,28 +65,46 @@ class ResponseKind(NamedTuple):
 
     name: str
     distribution: Callable[..., dist.Distribution]
-    sites: Callable[[Any], dict[str, dist.Distribution]] = lambda noise: {}
+    sites: Callable[[Any, int], dict[str, dist.Distribution]] = lambda noise, levels: {}
     free_sites: tuple[str, ...] = ()
-    check: Callable[[Numbers, Numbers], None] = lambda y, totals: None
+    check: Callable[[Numbers, Numbers], None] = lambda y, beside: None
     ends: tuple[float, ...] = ()
     units: Callable[..., tuple[float, float]] | None = None
     has_intercept: bool = True
+    has_contrasts: bool = False
+    num_levels: int = 0
     has_precisions: bool = False
     has_fractions: bool = True
-    has_trials: bool = False
+    beside: str | None = None
+    level: Callable[[Numbers, Numbers], Numbers] = lambda y, beside: y
     start: Callable[..., float] | None = None
     mean: Callable[[dist.Distribution], Any] = attrgetter("mean")
     warmup: int = 500
     ratio: str | None = None
     advice: Callable[["Fitted"], str] = lambda fitted: ""
 
-    def of_rows(self, f: Any, sites: dict[str, Any], totals: Any, weights: Any) -> Any:
+    @property
+    def own_sites(self) -> dict[str, dist.Distribution]:
+        """Return the priors of the distribution's own sites for a noise of 1."""
+        return self.sites(1.0, self.num_levels)
+
+    @property
+    def has_trials(self) -> bool:
+        """Whether responses are counts of trials."""
+        return self.beside == "totals"
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether responses are times that lie between limits."""
+        return self.beside == "upper"
+
+    def of_rows(self, f: Any, sites: dict[str, Any], beside: Any, weights: Any) -> Any:
         """Return the distributions of rows at draws of their predictor, shape (S, N), and of the
-        sites, each (S, 1)."""
+        sites, each (S, 1), or (S, 1, D) of vectors."""
         # where weights are precisions, noise is the only site
         scale = weights**-0.5 if self.has_precisions else 1.0
-        trials = totals.astype(int)
-        return self.distribution(f, trials, **{k: x * scale for k, x in sites.items()})
+        beside = beside.astype(int) if self.has_trials else beside
+        return self.distribution(f, beside, **{k: x * scale for k, x in sites.items()})
 
     def log_likelihood(self, distribution: dist.Distribution, y: Any, weights: Any) -> Any:
         """Compute the log likelihood of rows, those of weight k counted k times unless weights are
@@ -110,6 +136,27 @@ def check_counts(y: Numbers, totals: Numbers) -> None:
             row = wrong[0]
             to = f" to {most[row]:g}, the row's total" if np.isfinite(most[row]) else ""
             raise bad(name, f"{x[row]:g} in row {row}", f"whole numbers from 0{to}")
+
+
+def check_times(y: Numbers, upper: Numbers) -> None:
+    """Refuse limits that no time lies between, and times of which none is known from above."""
+    rules = (
+        ((y < 0) | (upper <= 0), "positive times; 0 as a lower limit where there is none"),
+        ((y == 0) & np.isinf(upper), "a lower limit above 0, or a finite upper one"),
+        (y > upper, "a lower limit that is not above the upper one"),
+    )
+    for wrong, expected in rules:
+        if wrong.any():
+            row = np.flatnonzero(wrong)[0]
+            ends = "" if y[row] == upper[row] else f" and {upper[row]:g}"
+            raise bad("y", f"{y[row]:g}{ends} in row {row}", expected)
+    if np.isinf(upper).all():
+        raise bad("y, event", "censored times in every row", "one or more events")
+
+
+def log_times(y: Numbers, upper: Numbers) -> Numbers:
+    """Compute logarithms of times, or of their lower limit, or of the upper one if it is alone."""
+    return np.log(np.where(y > 0, y, upper))
 
 
 def moments(y: Float[np.ndarray, "N *P"], weights: Numbers) -> tuple[Any, Any]:
@@ -210,15 +257,47 @@ def advice_on_separation(limit: float, fitted: Fitted) -> str:
     )
 
 
+def uniform_levels(levels: int) -> dist.Distribution:
+    """Return the prior of cut points under which all probabilities of the levels at the predictor 0
+    are alike.
+
+    The data then count as if each level had one row more, however many levels there are. Betancourt
+    (2019, *Ordinal regression*) calls it an induced Dirichlet prior.
+    """
+    to_cutpoints = dist.transforms.SimplexToOrderedTransform()
+    return dist.TransformedDistribution(dist.Dirichlet(jnp.ones(levels)), to_cutpoints)
+
+
 of_log_odds, of_probits = (partial(advice_on_separation, limit) for limit in (13.0, 7.5))
+
+
+def _times(name: str, of: type[Time], *sites: str) -> ResponseKind:
+    """Make a kind of times whose logarithms have the predictor as their location."""
+    return ResponseKind(
+        name,
+        lambda f, upper, sigma=1.0: of(f, sigma, upper),
+        # of logarithms in units of their standard deviation, as the noise of a Normal response
+        lambda noise, levels: {site: dist.HalfNormal(noise) for site in sites},
+        sites,
+        check=check_times,
+        # the scale of logarithms without a site is known
+        units=moments if sites else lambda y, weights: (moments(y, weights)[0], 1.0),
+        beside="upper",
+        level=log_times,
+        start=lambda y, offset, count: 0.0,
+        mean=attrgetter("median"),
+        ratio="time_ratio",
+    )
+
 
 KINDS = (
     ResponseKind(
         "normal",
         lambda f, totals, sigma: dist.Normal(f, sigma),
-        lambda noise: {"sigma": dist.HalfNormal(noise)},
+        lambda noise, levels: {"sigma": dist.HalfNormal(noise)},
         units=moments,
         has_intercept=False,
+        has_contrasts=True,
         has_precisions=True,
         warmup=50,
         advice=advice_on_tails,
@@ -227,7 +306,7 @@ KINDS = (
         "student",
         lambda f, totals, sigma, dof: dist.StudentT(dof, f, sigma),
         # the prior of Juarez and Steel (2010) allows all tails from heavy to Normal ones
-        lambda noise: {"sigma": dist.HalfNormal(noise), "dof": dist.Gamma(2.0, 0.1)},
+        lambda noise, levels: {"sigma": dist.HalfNormal(noise), "dof": dist.Gamma(2.0, 0.1)},
         ("sigma", "dof"),
         units=median_and_deviation,
         mean=attrgetter("loc"),
@@ -253,7 +332,20 @@ KINDS = (
         lambda f, totals: dist.Binomial(totals, logits=f),
         check=check_counts,
         ends=(0.0, 1.0),
-        has_trials=True,
+        beside="totals",
+        level=lambda y, totals: y / totals,
+        ratio="odds_ratio",
+        advice=of_log_odds,
+    ),
+    ResponseKind(
+        "ordered",
+        lambda f, totals, cutpoints: dist.OrderedLogistic(f, cutpoints),
+        lambda noise, levels: {"cutpoints": uniform_levels(levels)},
+        ("cutpoints",),
+        ends=(0.0,),
+        has_intercept=False,
+        num_levels=2,
+        mean=attrgetter("probs"),
         ratio="odds_ratio",
         advice=of_log_odds,
     ),
@@ -269,12 +361,16 @@ KINDS = (
     ResponseKind(
         "negative_binomial",
         lambda f, totals, concentration: dist.NegativeBinomial2(jnp.exp(f), concentration),
-        lambda noise: {"concentration": dist.LogNormal(0.0, 2.0)},
+        lambda noise, levels: {"concentration": dist.LogNormal(0.0, 2.0)},
         ("concentration",),
         check=check_counts,
         ends=(0.0,),
         ratio="rate_ratio",
     ),
+    _times("weibull", WeibullTime, "sigma"),
+    _times("lognormal", LogNormalTime, "sigma"),
+    _times("loglogistic", LogLogisticTime, "sigma"),
+    _times("exponential", WeibullTime),
 )
 RESPONSES = {kind.name: kind for kind in KINDS}
 """The kinds by name."""

@@ -95,10 +95,12 @@ def settle(form: Form, plain: Form, verdict: Verdict) -> Form:
     no_roles: tuple[type, ...] = (NoiseRole,) if form.varying_noise else ()
     if not {*plain.coefficients} <= {*form.coefficients}:
         no_roles += (CoefficientRole,)
-    roles = zip(form.roles, verdict.plays, strict=True)
+    played = zip(form.roles, verdict.plays, strict=True)
+    roles = tuple(role for role, plays in played if plays and not isinstance(role, no_roles))
     return replace(
         form,
-        roles=tuple(role for role, plays in roles if plays and not isinstance(role, no_roles)),
+        roles=roles,
+        scales=tuple(name for name in form.scales if name not in {role.site for role in roles}),
         complete=form.complete and bool(verdict.same_counts),
         likelihood=form.likelihood if verdict.single else form.likelihood.repeated(),
     )

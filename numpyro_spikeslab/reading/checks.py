@@ -65,7 +65,7 @@ def check_verdict(user: str, problem: Problem, verdict: Verdict) -> None:
             raise ValueError(
                 f"{user}: the {what} of {site!r} are not finite at {number} entries, the first at "
                 f"{_place(first, shape)}. Remove NaN and infinity from the data; missing "
-                "observations need `numpyro.handlers.mask`."
+                "observations need `numpyro.handlers.mask`, and intervals their lower end first."
             )
     number, first = verdict.bad_support
     if number:

@@ -77,6 +77,8 @@ class Form:
     - **tasks_first** - whether the observations are (Q, N), not (N, Q).
     - **roles** - the ``others`` that are noise scales, inclusion probabilities, slab scales or
       scales of coefficients.
+    - **scales** - the ``others`` without a role on which only noise scales of Normal observations
+      depend.
     - **concentrations** - the ``others`` on which only Beta priors of inclusion depend.
     - **shaping** - the ``others`` on which the prior of the weights depends.
     - **coefficients** - the ``others`` with a Normal prior on which only the predictor depends, and
@@ -104,6 +106,7 @@ class Form:
     num_obs: int = 0
     tasks_first: bool = False
     roles: tuple[Role, ...] = ()
+    scales: tuple[str, ...] = ()
     concentrations: frozenset[str] = frozenset()
     shaping: frozenset[str] = frozenset()
     coefficients: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ from numpyro_spikeslab.algebra.augmentation import (
     Augmentation,
     Laplace,
     Logistic,
+    Ordered,
     Probit,
     StandIn,
     StudentT,
@@ -82,8 +83,10 @@ class Observed(NamedTuple):
 
         :param log_prob: computes log densities, from a distribution and values.
         """
-        fn, value, density = site["fn"], jnp.asarray(site["value"]), None
-        base, rank = base_of(fn), jnp.ndim(value)
+        fn, density = site["fn"], None
+        base, given = base_of(fn), jnp.asarray(site["value"])
+        value = _known_end(base, given) if _has_ends(base) else given
+        rank, pairs = jnp.ndim(value), jnp.ndim(given) - jnp.ndim(value)
 
         def aligned(x, event_dim=0, dtype=float):
             # a factor of whole events has no axes for their parts
@@ -92,10 +95,10 @@ class Observed(NamedTuple):
             return x.reshape((1,) * (rank - x.ndim) + x.shape)
 
         factor, kind = (True, bool) if site["scale"] is None else (site["scale"], float)
-        count = aligned(factor, fn.event_dim, kind)
+        count = aligned(factor, fn.event_dim - pairs, kind)
         while isinstance(fn, WRAPPERS):
             if isinstance(fn, dist.MaskedDistribution):
-                count = count * aligned(fn._mask, fn.event_dim, kind)
+                count = count * aligned(fn._mask, fn.event_dim - pairs, kind)
             fn = fn.base_dist
         if isinstance(base, dist.MultivariateNormal):
             loc, scale = _independent(base, value)
@@ -103,8 +106,9 @@ class Observed(NamedTuple):
             loc, scale = base.loc, base.scale
         else:
             # missing observations may be NaN, whose slope in other sites would be NaN, too
-            allowed = base.support.feasible_like(value).astype(value.dtype)
-            counted = value if jnp.size(count) == 1 else jnp.where(count > 0, value, allowed)
+            allowed = base.support.feasible_like(given).astype(given.dtype)
+            seen = jnp.reshape(count > 0, jnp.shape(count) + (1,) * pairs)
+            counted = given if jnp.size(count) == 1 else jnp.where(seen, given, allowed)
             fns = Distributions(fn=base)
             density = Density(jnp.broadcast_to(log_prob(base, counted), value.shape), fns)
             loc, scale = jnp.zeros((), density.log_prob.dtype), 1.0
@@ -170,6 +174,19 @@ class Observed(NamedTuple):
             "rounding": layout.by_task(rounding),
             "log_scale": jnp.sum(counts * (jnp.log(scales) + 0.5 * jnp.log(2 * jnp.pi))),
         }
+
+
+def _has_ends(fn: dist.Distribution) -> bool:
+    """Test whether an observation is a pair of ends, between which a number lies."""
+    return isinstance(fn, dist.IntervalCensoredDistribution)
+
+
+def _known_end(fn: dist.IntervalCensoredDistribution, ends: Any) -> Any:
+    """Return one end of each observation that is known; NaN where the ends are not in order."""
+    low, high = ends[..., 0], ends[..., 1]
+    is_left, is_right = fn.left_censored, fn.right_censored
+    known = jnp.where(is_left & ~is_right, high, low)
+    return jnp.where((low <= high) | (is_left ^ is_right), known, jnp.nan)
 
 
 def _independent(fn: dist.MultivariateNormal, value: Any) -> tuple[Any, Any]:
@@ -257,7 +274,7 @@ class Normal(AnyDensity):
 
 def has_density(fn: dist.Distribution) -> bool:
     """Test whether observations are Normal, or each is a number with a density of its own."""
-    return Normal.fits(fn) or base_of(fn).event_dim == 0
+    return Normal.fits(fn) or base_of(fn).event_dim == 0 or _has_ends(base_of(fn))
 
 
 class Link(NamedTuple):
@@ -308,14 +325,21 @@ LINKS = (
         lambda fn, y, count: StudentT(y, fn.df, fn.scale),
         lambda fn, y, count: StudentT(y, fn.df, fn.scale, count),
     ),
+    Link(
+        dist.OrderedLogistic,
+        "predictor",
+        jnp.asarray,
+        lambda fn, y, count: Ordered(y, fn.cutpoints),
+        lambda fn, y, count: Ordered(y, fn.cutpoints, count[..., None]),
+    ),
     Link(dist.Laplace, "loc", jnp.asarray, lambda fn, y, count: Laplace(y, fn.scale)),
 )
 """The distributions that have an augmentation."""
 
 AUGMENTED = (
     "Normal, StudentT or Laplace with the location f, Bernoulli, Binomial or "
-    "NegativeBinomialLogits with logits=f, Bernoulli with probs=ndtr(f), or NegativeBinomial2 with "
-    "the mean exp(f)"
+    "NegativeBinomialLogits with logits=f, Bernoulli with probs=ndtr(f), NegativeBinomial2 with "
+    "the mean exp(f), or OrderedLogistic of f"
 )
 """What to expect, for errors about a likelihood without an augmentation."""
 

@@ -31,7 +31,10 @@ from numpyro_spikeslab.reading.provenance import NONE, Names, Step, names_of, pr
 from numpyro_spikeslab.reading.roles import ROLES, InclusionRole, Role
 from numpyro_spikeslab.reading.sites import functions_of, is_latent
 from numpyro_spikeslab.support.messages import bad
-from numpyro_spikeslab.support.priors import base_of, is_drawable, is_plain
+from numpyro_spikeslab.support.priors import base_of, bounds, is_drawable, is_plain
+
+MAX_SCALES = 32
+"""Most numbers of a site on which scales depend: to draw one takes all observations."""
 
 
 class Proof(NamedTuple):
@@ -98,6 +101,7 @@ def prove(traced: ModelTrace, user: str) -> Proof:
         num_features=problem.form.size,
         num_obs=shapes.value.size,
         roles=roles,
+        scales=_find_scales(problem, run, trace) if likelihood.is_fixed else (),
         concentrations=_find_concentrations(problem, run, trace, roles),
         shaping=names_of(union(run.pairs), "values"),
         links=coefficients.links,
@@ -282,6 +286,21 @@ def _only_part(problem: Problem, run: Any, name: str, arrays: Any) -> type[Role]
     if is_chain(run, name) or len(kinds) != 1 or Step(key) in union(arrays[kinds[0]]):
         return None
     return None if key in union([parts.predictor, parts.count, *priors]) else kinds[0]
+
+
+def _find_scales(problem: Problem, run: Any, trace: dict[str, Any]) -> tuple[str, ...]:
+    """Find sites of a few real numbers on which noise scales depend, and nothing else."""
+    parts, users = problem.observations(run), _users(problem, run)
+    elsewhere = names_of(union([*run.pairs.values(), parts.predictor, parts.count]), "values")
+    return tuple(
+        name
+        for name in problem.form.others
+        if name in names_of(parts.scale, "values") - elsewhere
+        if users[name] == {problem.form.response} and is_latent(trace, name)
+        if is_plain(trace[name], (type(base_of(trace[name]["fn"])),))
+        if bounds(base_of(trace[name]["fn"]).support) is not None
+        if problem.inputs["values"][name].size <= MAX_SCALES
+    )
 
 
 def _find_concentrations(

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
+from numpyro_spikeslab.reporting.by_table import TABLE, within_tables
 from numpyro_spikeslab.support.messages import bad
 
 WEIGHTS, FUNCTIONS = "W", "phi"
@@ -336,10 +337,12 @@ def statistics(draws: xr.Dataset) -> xr.Dataset:
         kept[name] = [*dims, f"{name}_element"], flat[..., which]
         places[name] = np.where(moves, np.cumsum(moves) - 1, len(which) - 1)
     kind = "all" if "chain" in dims else "stats"
+    elements = xr.Dataset(kept, {k: x for k, x in draws.coords.items() if k == TABLE})
     with np.errstate(divide="ignore", invalid="ignore"):
         table = arviz_stats.summary(
-            xr.Dataset(kept), sample_dims=dims, kind=kind, fmt="xarray", round_to="none"
+            elements, sample_dims=dims, kind=kind, fmt="xarray", round_to="none"
         )
+        table = within_tables(table, elements)
     rows = xr.Dataset()
     for name, values in draws.data_vars.items():
         like = values.isel(dict.fromkeys(dims, 0), drop=True)

@@ -15,7 +15,7 @@ from numpyro_spikeslab.reporting.credible_sets import alternatives
 from numpyro_spikeslab.support.messages import bad
 
 FIRST = ["mean", "sd", "inclusion", "mcse_inclusion", "bayes_factor"]
-LAST = ["alternatives", "flips", "between_chain_sd", "ess_bulk", "r_hat"]
+LAST = ["alternatives", "flips", "between_chain_sd", "between_tables", "ess_bulk", "r_hat"]
 """Columns at the two ends of a summary; a narrow terminal hides those in the middle."""
 
 
@@ -51,6 +51,9 @@ def summary(
     - ``alternatives``, for draws with the statistics of :func:`add_variational_stats`: labels of
       the weights that could carry the effect instead, the most probable first. CAVI picks one of
       several correlated columns; chains visit all, see :func:`credible_sets`;
+    - ``between_tables``, for chains of several completed tables: the share of the variance that is
+      due to gaps, by Rubin's rule, ``(1 + 1 / m) B / T`` for m tables. Diagnostics are then within
+      tables: the largest ``r_hat``, the sum of effective draws;
     - those of :func:`sparse_regression`: ``credible_set``, the number of the weight's 95% credible
       set, and ``cavi``, the inclusion probability of the fit.
 
@@ -75,8 +78,8 @@ def summary(
         :func:`sparse_regression` stores.
     :param ratios: for :func:`sparse_regression`, whether to exponentiate effects and their
         intervals: columns ``odds_ratio``, ``odds_ratio_eti89_lb`` and so on of logit and Binomial
-        likelihoods, ``rate_ratio`` of counts, in place of ``effect``. The ratio of the mean effect
-        is the geometric mean of the ratios.
+        likelihoods, ``rate_ratio`` of counts and ``time_ratio`` of times, in place of ``effect``.
+        The ratio of the mean effect is the geometric mean of the ratios.
     :returns: a DataFrame with one row per element, labelled by variable and coordinates.
     :raises ValueError: if ``data`` has no posterior, if names, ``coords`` or ``top`` do not exist
         in it, if its likelihood has no ratios, or if inclusion probabilities, those of the prior

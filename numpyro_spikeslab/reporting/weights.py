@@ -19,6 +19,7 @@ from numpyro_spikeslab.reporting.arviz_data import (
     posterior,
     sample_dims,
 )
+from numpyro_spikeslab.reporting.by_table import error_of_mean, tables_of
 from numpyro_spikeslab.support.messages import bad
 
 
@@ -40,12 +41,12 @@ def inclusion_statistics(data: xr.DataTree, name: str, prior: Any = None) -> xr.
     """Compute the inclusion probability of a pair with its Monte Carlo diagnostics, and Bayes
     factors if that of the prior is known."""
     draws = arviz_data.inclusion_draws(data, name)
-    dims = sample_dims(draws)
+    dims, tables = sample_dims(draws), tables_of(draws)
     with np.errstate(divide="ignore", invalid="ignore"):
-        mcse = arviz_stats.mcse(draws, sample_dims=dims, method="mean")
+        errors = [arviz_stats.mcse(x, sample_dims=dims, method="mean") for x in tables]
     # draws that are all 0 or all 1 do not show how rare the other value is
     unknown = arviz_data.is_constant(draws, dims) & draws.isin([0, 1]).all(dims)
-    rows = {"inclusion": mean(draws), "mcse_inclusion": mcse.where(~unknown)}
+    rows = {"inclusion": mean(draws), "mcse_inclusion": error_of_mean(errors).where(~unknown)}
     if (prior := prior_inclusion(data, prior, rows["inclusion"])) is not None:
         rows[PRIOR] = prior
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -54,8 +55,11 @@ def inclusion_statistics(data: xr.DataTree, name: str, prior: Any = None) -> xr.
     if "chain" in dims:
         changes = abs(arviz_data.spike_draws(data, name).diff("draw"))
         rows["flips"] = changes.sum("draw").mean("chain")
-        spread = draws.mean("draw").std("chain", ddof=1) if draws.sizes["chain"] > 1 else np.nan
-        rows["between_chain_sd"] = xr.zeros_like(rows["inclusion"]) + spread
+        with warnings.catch_warnings():
+            # of single chains
+            warnings.simplefilter("ignore", RuntimeWarning)
+            variances = [x.mean("draw").var("chain", ddof=1) for x in tables]
+        rows["between_chain_sd"] = (sum(variances) / len(tables)) ** 0.5
     return xr.concat(rows.values(), "summary").assign_coords(summary=list(rows))
 
 

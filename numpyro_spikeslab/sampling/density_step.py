@@ -91,8 +91,8 @@ class AdaptState(NamedTuple):
     - **moments** - running moments of the predictor and of the slopes of the log density.
     - **accept_prob** - acceptance probability of the step; 1 for a local one, 0 if the Gaussian
       could not move the pairs.
-    - **mean_accept_prob**, **num_tried** - mean of such steps in the warm-up with the Gaussian, and
-      their number.
+    - **mean_accept_prob**, **num_tried** - mean of such steps in the warm-up with the Gaussian, 1
+      before the first and 0 if there are none, and their number.
     - **gram** - :func:`~numpyro_spikeslab.sampling.pair_draws.gram_at` under the Gaussian, made
       once; `None` where it may change, or columns are many.
     """
@@ -120,10 +120,13 @@ class AdaptState(NamedTuple):
         total, zero = jnp.sum(density.log_density(predictor)), jnp.zeros((), predictor.dtype)
         covariates_stay = form.constant_covariates or not form.coefficient_sites(now.own_sites)
         stays = form.constant_design and covariates_stay and form.size <= MAX_GRAM
-        if has_gaussian_steps(form, moves) and stays:
+        has_gaussian = has_gaussian_steps(form, moves)
+        if has_gaussian and stays:
             gram = jnp.zeros((form.size, form.size), predictor.dtype)
         counts = jnp.array(0), jnp.asarray(num_warmup, int)
-        return cls(*counts, total, LearntMoments.zero(predictor), zero + 1, zero, zero, gram)
+        # taken for a good one until it is tried, for bad ones are rarely tried
+        mean = zero + has_gaussian
+        return cls(*counts, total, LearntMoments.zero(predictor), zero + 1, mean, zero, gram)
 
     def check(self, form: Form, user: str) -> None:
         """Check the state of one chain or of many before the first step.

@@ -61,13 +61,15 @@ class Evidence(NamedTuple):
     - **lower**, **upper** - enclose the log evidence in expectation: means of the log ratio of
       joint density and proposal over the proposal and over the posterior.
     - **overlap** - of proposal and posterior, 1 if they are the same, 0 if they are disjoint.
+
+    Without a proposal the last three are NaN.
     """
 
     value: float
     se: float
-    lower: float
-    upper: float
-    overlap: float
+    lower: float = np.nan
+    upper: float = np.nan
+    overlap: float = np.nan
 
 
 class Draws(NamedTuple):
@@ -306,13 +308,20 @@ class Joint(NamedTuple):
 
 
 def _refuse(reading: Reading) -> None:
-    """Refuse models whose evidence is not computed."""
+    """Refuse models whose evidence is not computed from chains."""
+    check_priors(USER, reading)
     form, what = reading.form, f"{USER}: the model"
-    if not are_concrete(reading.problem.constants):
-        raise bad(f"{USER}: the data", "tracers, as within jit or vmap", "arrays")
     if form.functions is not None or form.sparse:
         got = "entries of a sparse table" if form.sparse else "latent functions"
-        raise bad(what, got, "known features and a dense table")
+        remedy = "Of latent functions take `tempered_evidence`, which needs no chains."
+        raise bad(what, got, "known features and a dense table", remedy)
+
+
+def check_priors(user: str, reading: Reading) -> None:
+    """Refuse traced data, and models whose sites other than spikes lack a proper density."""
+    form, what = reading.form, f"{user}: the model"
+    if not are_concrete(reading.problem.constants):
+        raise bad(f"{user}: the data", "tracers, as within jit or vmap", "arrays")
     for name in form.others:
         fn = base_of(reading.trace.sites[name].get("fn"))
         if not isinstance(fn, dist.Distribution) or isinstance(fn, dist.ImproperUniform):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Noise scales at which chains start, and draws of one given the spikes alone.
+"""Noise scales at which chains start, and draws of noise scales and of what these depend on.
 
 Given slabs that explain every observation, a small noise scale stays small, and so long as it does,
 most of the weights stay included. With the slabs integrated out it is free.
@@ -12,13 +12,17 @@ from jaxtyping import Array, Float
 import numpy as np
 
 from jax import lax, random
+from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
+
+import numpyro.distributions as dist
+from numpyro.distributions import biject_to
 
 from numpyro_spikeslab.algebra.coefficients import whitened
 from numpyro_spikeslab.algebra.flips import Sweeps
 from numpyro_spikeslab.algebra.pairs import Design, in_parts, predictor
-from numpyro_spikeslab.algebra.search import choose
+from numpyro_spikeslab.algebra.search import choose, on_real_line, slice_sample
 from numpyro_spikeslab.algebra.variates import normal, uniform
 from numpyro_spikeslab.reading.roles import NoiseRole, Tally
 from numpyro_spikeslab.sampling.current import Current
@@ -29,6 +33,8 @@ from numpyro_spikeslab.support.priors import base_of
 MAX_OBS = 1024
 # Standard deviation of the change of the log scale that a step proposes.
 STEP = 2.0
+# Updates of each number on which scales depend: more would cost more than they add.
+NUM_UPDATES = 2
 # Standard deviation of the logs of the scales at which chains start.
 SPREAD = 0.5
 
@@ -120,3 +126,39 @@ def given_spikes(
     # without a root, as rounding may leave it, the scale is too small
     terms = jnp.nan_to_num(jnp.sum(halves, axis=1), nan=-jnp.inf)
     return terms, weights + scales * moved[: scales.size]
+
+
+def draw_scales(key: Array, now: Current, new: dict[str, Any]) -> dict[str, Any]:
+    """Draw the sites on which only noise scales depend, given the residuals: number by number.
+
+    :param new: values of sites that have been drawn, the weights among them.
+    """
+    names = [name for name in now.reading.form.scales if name in now.own_sites]
+    if not names:
+        return {}
+    problem, values, priors = now.reading.problem, now.values | new, now.at.priors
+    residual = now.observed.seen(now.observed.value - now.predictor(new))
+    transforms = {name: biject_to(priors[name].support) for name in names}
+    free, unflatten = ravel_pytree({k: on_real_line(x, values[k]) for k, x in transforms.items()})
+
+    def sites_at(free):
+        return {name: transforms[name](x) for name, x in unflatten(free).items()}
+
+    def log_density(free):
+        sites, volume = sites_at(free), jnp.zeros(())
+        for name, x in unflatten(free).items():
+            volume += jnp.sum(transforms[name].log_abs_det_jacobian(x, sites[name]))
+            volume += jnp.sum(priors[name].log_prob(sites[name]))
+        scale = problem.run(values | sites, of=lambda run: problem.observations(run).scale)
+        return volume + jnp.sum(now.observed.counted(dist.Normal(0, scale).log_prob(residual)))
+
+    def update(k, now):
+        place = k % now.size
+
+        def evaluate(x):
+            return log_density(now.at[place].set(x)), ()
+
+        x, _ = slice_sample(random.fold_in(key, k), evaluate, now[place])
+        return now.at[place].set(x)
+
+    return sites_at(lax.fori_loop(0, NUM_UPDATES * free.size, update, free))

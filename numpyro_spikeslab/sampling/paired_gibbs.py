@@ -18,7 +18,7 @@ from numpyro_spikeslab.reading.roles import SlabRole
 from numpyro_spikeslab.sampling.current import Current
 from numpyro_spikeslab.sampling.density_step import AdaptState, draw_with_density
 from numpyro_spikeslab.sampling.kernel import BlockKernel, start_inclusion
-from numpyro_spikeslab.sampling.noise_draws import draw_noise
+from numpyro_spikeslab.sampling.noise_draws import draw_noise, draw_scales
 from numpyro_spikeslab.sampling.pair_draws import (
     ShareOfSingles,
     draw_pairs,
@@ -61,13 +61,14 @@ class PairedGibbs(BlockKernel):
     """Draws pairs (slab, spike) from their exact conditionals (supplement, section 2).
 
     It also draws noise scales, slab scales and inclusion probabilities that are sites of their own,
-    under any prior on positive numbers or on probabilities; coefficients, which are Normal sites in
-    which the location is affine; and the scales of their priors, such as ``tau`` of the effects
-    ``numpyro.sample("b", dist.Normal(mean, tau))`` of groups of rows. A scale is the site itself or
-    an entry of it, not a multiple. Alone, it samples models without other latent sites. As a
-    block of :class:`numpyro.infer.Gibbs` it draws the sites that it is given, for example the pairs
-    (:func:`~numpyro_spikeslab.paired_sites`). If the design depends on sites of other blocks,
-    continuous or discrete, it is evaluated in every step.
+    under any prior on positive numbers or on probabilities; sites on which only the noise scales of
+    a Normal likelihood depend, as ``sqrt(sigma**2 + tau**2 * z)`` does; coefficients, which are
+    Normal sites in which the location is affine; and the scales of their priors, such as ``tau`` of
+    the effects ``numpyro.sample("b", dist.Normal(mean, tau))`` of groups of rows. A scale is the
+    site itself or an entry of it, not a multiple. Alone, it samples models without other latent
+    sites. As a block of :class:`numpyro.infer.Gibbs` it draws the sites that it is given, for
+    example the pairs (:func:`~numpyro_spikeslab.paired_sites`). If the design depends on sites of
+    other blocks, continuous or discrete, it is evaluated in every step.
 
     The observations may have any distribution of single numbers whose density depends on the
     weights through a predictor that is affine in them, such as ``Poisson(exp(X @ w))``, or a
@@ -139,7 +140,7 @@ class PairedGibbs(BlockKernel):
         # the prior mean of a site that another block holds has this site as an observation
         means = {mean for name, mean in form.links if name in values}
         pairs = (name for pair in form.pairs for name in pair.shapes)
-        return frozenset([*form.coefficients, *reading.indices]) - means | {*pairs}
+        return frozenset([*form.coefficients, *form.scales, *reading.indices]) - means | {*pairs}
 
     def _start(self, reading, values, z, num_warmup, rng_key) -> PairedGibbsState:
         form, adapt_state, hot = reading.form, None, None
@@ -168,6 +169,7 @@ class PairedGibbs(BlockKernel):
     def _step(self, reading: Reading, values: dict[str, Any], state: Any) -> PairedGibbsState:
         rng_key, key, key_others, key_noise, key_singles = random.split(state.rng_key, 5)
         key_coefficients, *keys = random.split(key_others, 3)
+        key_scales = random.fold_in(key_others, 3)
         form, adapt_state, singles, single = reading.form, state.adapt_state, state.singles, None
         now = Current.of(reading, values, state.z, state.hot)
         if adapt_state is None:
@@ -181,6 +183,7 @@ class PairedGibbs(BlockKernel):
         else:
             drawn, adapt_state = draw_with_density(key, now, adapt_state, self._collapsed)
         new, pairs = drawn.sites, now.weights(drawn.sites)
+        new |= draw_scales(key_scales, now, new)
         if now.roles():
             # scales are drawn without the excluded slabs, and these after them from their prior
             scales, slabs = now.draw(keys, now.values | new, pairs, drawn.squares, pairs[0])

@@ -47,7 +47,10 @@ def sides(formula: str, data: Any) -> tuple[pd.DataFrame, Any]:
     if not all(isinstance(x, SimpleFormula) for x in parts):
         remedy = "The response stands before one `~`, and columns behind it, without `|`."
         raise refused("one with one response, 'y ~ a + b'", remedy)
-    y, X = (model_matrix("data", x, data) for x in parts)
+    X, frame, name = model_matrix("data", parts[1], data), in_pandas("data", data), str(parts[0])
+    # categories with an order are one response
+    has_order = name in frame and getattr(frame[name].dtype, "ordered", False)
+    y = frame[[name]] if has_order else model_matrix("data", parts[0], data)
     if y.shape[1] != 1:
         remedy = f"Write a class as `{{{formula.split('~')[0].strip()} == 'yes'}} ~ a + b`."
         if len(y.model_spec.terms) > 1:

@@ -71,7 +71,7 @@ def _column(series: Any) -> Any:
 
     dtype: Any = None
     if isinstance(series.dtype, nw.Enum):
-        dtype = pd.CategoricalDtype([*series.dtype.categories])
+        dtype = pd.CategoricalDtype([*series.dtype.categories], ordered=True)
     elif isinstance(series.dtype, nw.Categorical):
         dtype = "category"
     values = series.to_list() if series.dtype.is_nested() else series.to_numpy()
@@ -104,10 +104,13 @@ def check_kind(argument: str, values: Any) -> None:
         _refuse(argument, values, array, _each(array, lambda x: isinstance(x, DATES)))
 
 
-def as_numbers(argument: str, values: Any, may_miss: bool = False) -> np.ndarray:
+def as_numbers(
+    argument: str, values: Any, may_miss: bool = False, may_be_infinite: bool = False
+) -> np.ndarray:
     """Return an array of finite real numbers.
 
     :param may_miss: whether entries may be missing, in any of the forms of pandas; they are NaN.
+    :param may_be_infinite: whether infinity is a number.
     :raises ValueError: at the first other entry, with its row and column, by their labels if
         ``values`` has labels.
     """
@@ -122,7 +125,9 @@ def as_numbers(argument: str, values: Any, may_miss: bool = False) -> np.ndarray
         _refuse(argument, values, array, ~(is_missing | is_number))
         array = np.where(is_missing, np.nan, array)
     array = array.astype(float)
-    _refuse(argument, values, array, np.isinf(array) | (np.isnan(array) & (not may_miss)))
+    is_infinite, is_missing = np.isinf(array), np.isnan(array)
+    is_wrong = (is_infinite & (not may_be_infinite)) | (is_missing & (not may_miss))
+    _refuse(argument, values, array, is_wrong)
     return array
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The fit and the chains of a regression on a standardised table."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,6 +19,7 @@ from jax import random
 import jax.numpy as jnp
 
 from numpyro import handlers
+from numpyro.distributions import biject_to
 from numpyro.infer import NUTS, Gibbs
 
 from numpyro_spikeslab import models
@@ -32,7 +33,7 @@ from numpyro_spikeslab.models.responses import RESPONSES, ROUNDING, ResponseKind
 from numpyro_spikeslab.reading.program import RUN_ONCE
 from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
-from numpyro_spikeslab.support.compiled import give_back
+from numpyro_spikeslab.support.compiled import give_back, kept_jit
 from numpyro_spikeslab.support.precision import full_precision
 from numpyro_spikeslab.tables.checks import check_key, checked_count
 from numpyro_spikeslab.tables.monte_carlo import PROBABILITIES, monte_carlo_errors
@@ -92,6 +93,10 @@ class TableModel(NamedTuple):
     groups: tuple[int, ...] | None
     heredity: Heredity | None
 
+    def __repr__(self) -> str:
+        # the name stands for the functions of the kind
+        return repr((self.kind.name, self.kind.num_levels, self.groups, self.heredity))
+
     def num_spikes(self, num_columns: int) -> int:
         return num_columns if self.groups is None else max(self.groups) + 1
 
@@ -100,8 +105,9 @@ class TableModel(NamedTuple):
 
         XLA would transpose a table in each step.
         """
+        name, num_levels = self.kind.name, self.kind.num_levels
         options = {"groups": self.groups, "heredity": self.heredity} | prior
-        model = models.sparse_regression(likelihood=self.kind.name, **options)
+        model = models.sparse_regression(likelihood=name, num_levels=num_levels, **options)
         return lambda columns, **data: model(columns.T, **data)
 
 
@@ -114,13 +120,13 @@ class Table(NamedTuple):
     - **columns** - P columns of N rows each.
     - **data** - other arguments of the model, by name.
     - **prior** - of inclusion, see :meth:`TableModel.at`.
-    - **intercept** - where chains start if there is no fit.
+    - **start** - of chains without weights, where there is no fit; `None` if there is one.
     """
 
     columns: Float[Array | np.ndarray, "P N"]
     data: dict[str, Any]
     prior: dict[str, Any]
-    intercept: Any
+    start: dict[str, Any] | None
 
     @classmethod
     def of(
@@ -129,16 +135,19 @@ class Table(NamedTuple):
         """Pad arguments of :func:`~numpyro_spikeslab.models.sparse_regression`."""
         X, dtype = data["X"], jnp.result_type(float)
         # what weights mean is settled, so estimators and functions share programs
-        model = model._replace(kind=RESPONSES[model.kind.name])
+        kind = RESPONSES[model.kind.name]._replace(num_levels=model.kind.num_levels)
+        model = model._replace(kind=kind)
         num_rows = padded(len(X)) - len(X)
         # a term has few columns, and none of padding
         num_columns = (padded(X.shape[1]) - X.shape[1]) * (model.heredity is None)
+        # nothing is known of a time of padding, so its density has slopes
+        fills = {"count": 1.0, "upper": np.inf}
         others = {name: x for name, x in data.items() if name != "X"}
-        others = jax.tree.map(lambda x: np.asarray(x, dtype), others)
-        data = {
-            name: jax.tree.map(lambda x, fill=float(name == "count"): _longer(x, num_rows, fill), x)
-            for name, x in others.items()
-        }
+
+        def to_size(path: Any, x: Any) -> Any:
+            return _longer(np.asarray(x, dtype), num_rows, fills.get(path[0].key, 0.0))
+
+        data = jax.tree.map_with_path(to_size, others)
         data["mask"] = np.arange(len(X) + num_rows) < len(X)
         columns = _longer(_longer(X, num_rows).T, num_columns).astype(dtype)
         if model.groups is not None:
@@ -149,8 +158,10 @@ class Table(NamedTuple):
             prior = {"probabilities": _longer(prior["probabilities"], num_columns, 0.01)}
         start, offset = model.kind.start, data.get("offset", np.zeros_like(data["y"]))
         count = data["mask"] * data.get("count", 1.0)
-        intercept = None if start is None else start(data["y"], offset, count)
-        return cls(columns, data, prior, intercept), model
+        at = None if start is None else {"intercept": start(data["y"], offset, count)}
+        # a mean field fit takes few columns beside a background
+        at = {} if "background" in data else at
+        return cls(columns, data, prior, at), model
 
 
 def _longer(x: Any, number: int, fill: float = 0.0) -> np.ndarray:
@@ -168,7 +179,7 @@ Fit = tuple[dict[str, Any], FitStatistics, Any]
 """A fit as arrays: draws, their statistics, and the last two bounds."""
 
 
-@partial(jax.jit, static_argnums=(1, 3, 4), compiler_options=RUN_ONCE)
+@partial(kept_jit, static_argnums=(1, 3, 4), compiler_options=RUN_ONCE)
 @full_precision
 def _begin(
     key: Array, model: TableModel, table: Table, num_warmup: int, num_chains: int
@@ -179,7 +190,7 @@ def _begin(
     """
     key_draws, key_chains, key_seed, key_fit = random.split(key, 4)
     fitted: Fit | None = None
-    if table.intercept is None:
+    if table.start is None:
         # spikes of a guide are independent, so under heredity this is a start and no more
         size = max(NUM_FIT_DRAWS, num_chains)
         fitted = _fit((key_fit, key_draws), model._replace(heredity=None), table, size)
@@ -189,15 +200,18 @@ def _begin(
         fitted = _stored(fitted[0]), *fitted[1:]
     else:
         spikes = jnp.zeros(model.num_spikes(len(table.columns)), int)
-        one = {"intercept": table.intercept, "w_spike": spikes}
+        one = {**table.start, "w_spike": spikes}
+        one |= dict.fromkeys(model.kind.free_sites, 1.0)
         if "always" in table.data:
             one["always"] = jnp.zeros(table.data["always"].shape[1])
         effects = table.data.get("effects", {}).items()
         one |= {f"effect_{name}": jnp.zeros(x.shape[1]) for name, x in effects} | _scales(table)
         starts = jax.tree.map(lambda x: jnp.stack([x] * num_chains), one)
-    kernel = _kernel(model, table, starts)
-    # NUTS starts at unconstrained values, and all these sites are positive
-    starts |= {name: jnp.log(starts[name]) for name in model.kind.free_sites}
+    kernel = _kernel(model, table)
+    # NUTS starts at unconstrained values
+    priors = model.kind.own_sites
+    free = {name: biject_to(priors[name].support) for name in model.kind.free_sites}
+    starts |= {name: transform.inv(starts[name]) for name, transform in free.items()}
 
     def start(inputs):
         key, values = inputs
@@ -246,12 +260,11 @@ def _stored(draws: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-def _kernel(model: TableModel, table: Table, sites: Iterable[str]) -> Any:
-    """Return the kernel of a chain that draws these sites."""
+def _kernel(model: TableModel, table: Table) -> Any:
+    """Return the kernel of a chain."""
     program, free = model.at(table.prior), model.kind.free_sites
     kernel = PairedGibbs(program)
-    ours = [name for name in sites if name not in free]
-    return Gibbs([(kernel, ours), (NUTS(program), free)]) if free else kernel
+    return Gibbs([(kernel, None), (NUTS(program), free)]) if free else kernel
 
 
 def _steps(
@@ -263,7 +276,7 @@ def _steps(
     :return: the new state, and the draws of a whole round, zero after the last step.
     """
     arguments = (table.columns,), table.data
-    kernel = _kernel(model, table, state.z)
+    kernel = _kernel(model, table)
     if num_warmup is not None:
         # what NUTS computes here is not used, but it samples only after this call
         kernel.init(random.key(0), num_warmup, None, *arguments)
@@ -283,8 +296,8 @@ def _steps(
     return jax.lax.fori_loop(0, num_steps, step, (state, draws))
 
 
-_advance = jax.jit(full_precision(_steps), static_argnums=(2, 4))
-_advance_short = jax.jit(full_precision(_steps), static_argnums=(2, 4), compiler_options=RUN_ONCE)
+_advance = kept_jit(full_precision(_steps), (2, 4))
+_advance_short = kept_jit(full_precision(_steps), (2, 4), compiler_options=RUN_ONCE)
 
 
 def fit_and_chains(
@@ -311,11 +324,11 @@ def fit_and_chains(
         programs = _begin.lower(*arguments), advance.lower(first, 0, *fixed)
         with ThreadPoolExecutor() as pool:
             # side by side, for XLA lets other threads run
-            list(pool.map(lambda program: program.compile(), programs))
+            begin, steps = pool.map(lambda program: program.compile(), programs)
         if num_columns > WIDE:
             give_back()
         bar.set_description("fit")
-        fitted, states, seed = jax.block_until_ready(_begin(*arguments))
+        fitted, states, seed = jax.block_until_ready(begin(run.key, table))
         of_fit = None
         if fitted is not None:
             is_start = model.heredity is not None
@@ -323,7 +336,7 @@ def fit_and_chains(
             fitted = jax.tree.map(np.array, fitted)
             of_fit = _tree_of_fit(fitted, sizes, only_starts=is_start)
         joined, errors = _sample(
-            run, states, lambda state, size: advance(state, size, *fixed), bar, columns
+            run, states, lambda state, size: steps(state, size, table), bar, columns
         )
     if "sigma" in model.kind.free_sites and not (joined["sigma"] > ROUNDING).all():
         raise FloatingPointError(
@@ -413,5 +426,7 @@ def _tree(draws: dict[str, Any], sizes: dict[str, int], dims: list[str]) -> xr.D
     if PROBABILITIES in arrays:
         groups["sample_stats"] = {PROBABILITIES: arrays[PROBABILITIES]}
     names = {name: ["feature"] for name in sizes} | {"always": ["always_feature"]}
+    names |= {"variance_share": ["part"], "cutpoints": ["cutpoint"]}
     names |= {"w_spike": ["group"]} if sizes["w_spike"] != sizes["w"] else {}
-    return arviz_base.from_dict(groups, dims=names, sample_dims=dims)
+    coords = {"part": ["columns", "background", "noise"]}
+    return arviz_base.from_dict(groups, dims=names, coords=coords, sample_dims=dims)

@@ -2,6 +2,7 @@
 """The evidence of a model or of a regression, and tables of models of one response."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import arviz_stats
@@ -15,7 +16,9 @@ from jax import random
 from numpyro_spikeslab.models.responses import WIDE, ResponseKind
 from numpyro_spikeslab.reporting.arviz_data import GROUP, PRIOR, posterior
 from numpyro_spikeslab.sampling.evidence import Evidence, evidence_of
+from numpyro_spikeslab.sampling.tempered import evidence_of_functions
 from numpyro_spikeslab.support.messages import bad
+from numpyro_spikeslab.tables.background import COVARIANCE
 from numpyro_spikeslab.tables.chains import TableModel
 from numpyro_spikeslab.tables.checks import Rows, check_key, checked_count
 from numpyro_spikeslab.tables.effects import known_effects
@@ -62,7 +65,8 @@ def log_evidence(
         ``lower`` and ``upper``, which enclose it in expectation; ``overlap`` of proposal and
         posterior, 1 if they are the same, 0 if they are disjoint.
     :raises ValueError: if a site has no proper prior or is discrete; if draws are missing; of
-        latent functions, sparse tables and spikes that need others.
+        latent functions (:func:`tempered_evidence` has theirs), sparse tables and spikes that need
+        others.
 
     It warns if R-hat is above 1.05, the overlap below 0.05, or the standard error above 0.5.
 
@@ -85,6 +89,62 @@ def log_evidence(
     return evidence._replace(**shifted)
 
 
+def tempered_evidence(
+    rng_key: Array,
+    model: Any,
+    *args: Any,
+    num_particles: int = 64,
+    num_islands: int = 4,
+    progress_bar: bool = True,
+    **kwargs: Any,
+) -> Evidence:
+    """Compute the log evidence of a model of latent functions, without chains.
+
+    The evidence is that of :func:`log_evidence`. Chains visit one of the orders and signs of the
+    functions, so a bridge from them to a proposal would lack all others. Here particles go from the
+    prior to the posterior, through powers of the density of the observations from 0 to 1. At each
+    power they are drawn anew by their weights, and make a step of :class:`LatentGibbs` (Del Moral,
+    Doucet and Jasra, 2006, *Sequential Monte Carlo samplers*). The next power is the largest
+    at which the effective sample size of the weights is 0.9 of the number of particles; there
+    are 20 to 100 of them. It takes about as long as ``num_islands * num_particles`` steps of
+    a chain at each.
+
+    :param rng_key: random key.
+    :param model: a NumPyro model of :func:`latent_functions` that ``LatentGibbs`` can sample alone,
+        such as :func:`numpyro_spikeslab.models.mtmkl`. Observations are Normal, Student-t, or
+        have logits: Bernoulli, binomial or negative binomial.
+    :param args: arguments of the model.
+    :param num_particles: particles of each island. With four times as many the standard error is
+        about half as large.
+    :param num_islands: independent populations of particles, whose spread gives the standard error.
+    :param progress_bar: whether to show the power that particles have reached.
+    :param kwargs: keyword arguments of the model.
+    :return: a named tuple: ``value``, the log evidence in nats, the log of the mean evidence of the
+        islands, and ``se``, its standard error. The other fields are NaN.
+    :raises ValueError: if a site has no proper prior, or is one that ``LatentGibbs`` does not draw;
+        of models without latent functions and of likelihoods whose powers are no mixtures of
+        Gaussians, such as a probit one.
+
+    It warns if the standard error is above 0.5. Where particles get stuck, the evidence is too low
+    and islands differ by nats; see :ref:`how many functions <how-many-functions>`. All computations
+    are in double precision.
+
+    .. code-block:: python
+
+        evidence = {
+            f"{M} functions": nss.tempered_evidence(
+                jax.random.key(0), nss.models.mtmkl([kernels.ExpSquared(1.0)] * M), X, Y
+            )
+            for M in (1, 2, 3)
+        }
+        nss.compare_models(evidence)
+    """
+    check_key(rng_key)
+    checked_count("num_particles", num_particles, 2)
+    sizes = checked_count("num_islands", num_islands, 2), num_particles
+    return evidence_of_functions(rng_key, partial(model, *args, **kwargs), sizes, progress_bar)
+
+
 def standard_problem(dt: xr.DataTree) -> tuple[Any, dict[str, Any], dict[str, Any], float]:
     """Return the model of a result in standard units, its draws and its data, and the log of the
     density of ``y`` relative to that of the data."""
@@ -92,6 +152,8 @@ def standard_problem(dt: xr.DataTree) -> tuple[Any, dict[str, Any], dict[str, An
     kind, inclusion = kind_of(rows), rows[f"{PRIOR}.w"].values
     if np.isnan(inclusion).any():
         raise bad("log_evidence: the result", "heredity", "spikes that need no others")
+    if rows["X"].ndim > 2:
+        raise bad("log_evidence: the result", "several completed tables", "one table")
     if known_effects(rows.attrs.get("formula")):
         raise bad("log_evidence: the result", "random effects", "a formula without them")
     # constant columns and their weights change nothing
@@ -102,10 +164,13 @@ def standard_problem(dt: xr.DataTree) -> tuple[Any, dict[str, Any], dict[str, An
         inclusion[varies],
     )
     is_always = inclusion == 1
-    of_rows = {name: rows[name].values for name in ("weights", "offset", "totals")}
+    of_rows = {name: rows[name].values for name in ("beside", "weights", "offset")}
     X = rows["X"].values
     given = Rows(X, response_of(dt), **of_rows, effects=X[:, :0])
-    units, data = standardise(rows["X"], given, is_always, kind)
+    covariance: Any = rows[COVARIANCE].values if COVARIANCE in rows else None
+    if "background_scale" in draws and covariance is None:
+        covariance = True
+    units, data = standardise(rows["X"], given, is_always, kind, covariance=covariance)
     labels = rows.get(f"{GROUP}.w", rows["feature"]).values[~is_always]
     _, first, numbers = np.unique(labels, return_index=True, return_inverse=True)
     prior: dict[str, Any] = {"probabilities": inclusion[~is_always][first]}
@@ -130,25 +195,34 @@ def response_of(dt: xr.DataTree) -> Any:
 def standard_draws(draws: xr.Dataset, units: Units, kind: ResponseKind) -> dict[str, Any]:
     """Invert :func:`~numpyro_spikeslab.tables.units.convert_to_units`."""
     new = {"w_spike": draws["w_spike"], "w": draws["w"] * units.x["sd"] / units.y_sd}
-    new |= {name: draws[name] for name in ("slab_scale", *kind.sites(1.0))}
+    new |= {name: draws[name] for name in ("slab_scale", *kind.own_sites)}
+    if "background_scale" in draws:
+        new["background_scale"] = draws["background_scale"] / units.y_sd
     if PRIOR in draws:
         new["inclusion"] = draws[PRIOR]
     if "sigma" in new:
         new["sigma"] = new["sigma"] / (units.y_sd * units.noise)
+    shift = xr.dot(draws["w"], units.x["mean"], dim="feature")
     if kind.has_intercept:
-        at_mean = draws["intercept"] + xr.dot(draws["w"], units.x["mean"], dim="feature")
-        new["intercept"] = (at_mean - units.y_mean) / units.y_sd
+        new["intercept"] = (draws["intercept"] + shift - units.y_mean) / units.y_sd
+    if "cutpoints" in new:
+        new["cutpoints"] = new["cutpoints"] - shift
     return {name: x.transpose("chain", "draw", ...).values for name, x in new.items()}
 
 
 def log_unit(units: Units, kind: ResponseKind, rows: Rows) -> float:
     """Return the log of the density of ``y`` relative to that of the standardised data."""
     total = -units.num_rows * np.log(units.y_sd)
-    if not kind.has_intercept:
+    if kind.has_contrasts:
         # contrasts have the density of rows with the flat intercept integrated out, but for this
         total -= 0.5 * np.log(units.num_rows) + np.log(WIDE * np.sqrt(2 * np.pi))
         if kind.has_precisions:
             total += 0.5 * np.log(rows.weights / rows.weights.mean()).sum()
+    if kind.has_limits:
+        # of events, whose times have the density; limits have probabilities
+        level, seen = kind.level(rows.y, rows.beside), rows.y == rows.beside
+        z = (level - rows.offset - units.y_mean) / units.y_sd
+        total = (rows.weights * (z - level - np.log(units.y_sd)))[seen].sum()
     return float(total)
 
 
@@ -156,7 +230,7 @@ def compare_models(results: Mapping[str, Any], *, key: Array | None = None) -> p
     """Compare models of one response: likelihoods, priors, columns or formulas.
 
     :param results: by name, two or more results of :func:`sparse_regression` for one response, or
-        what :func:`log_evidence` has returned for models of one's own.
+        what :func:`log_evidence` or :func:`tempered_evidence` has returned for models of one's own.
     :param key: random key, by default one that is stored in each result.
     :returns: a DataFrame with one row per model, the most probable first: ``log_evidence`` and its
         standard error ``se``; ``bayes_factor``, how many times as probable the response is under

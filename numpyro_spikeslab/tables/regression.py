@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sparse regression of a response on a table, without a model written by the user."""
 
+from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 import warnings
 
@@ -11,14 +13,23 @@ import xarray as xr
 
 import numpyro_spikeslab
 from numpyro_spikeslab.models.responses import Fitted, response_kind
+from numpyro_spikeslab.models.times import concordance
 from numpyro_spikeslab.reporting.arviz_data import GROUP, PRIOR, mean, posterior
 from numpyro_spikeslab.reporting.stored_summary import stored_summary
 from numpyro_spikeslab.support.files import stored_columns
+from numpyro_spikeslab.support.messages import bad
 from numpyro_spikeslab.support.precision import in_double_precision
 from numpyro_spikeslab.support.tabular import in_pandas
+from numpyro_spikeslab.tables.background import COVARIANCE, rotated_fit
 from numpyro_spikeslab.tables.chains import Run, TableModel, fit_and_chains
-from numpyro_spikeslab.tables.checks import checked_rows, checked_table
+from numpyro_spikeslab.tables.checks import (
+    checked_background,
+    checked_rows,
+    checked_table,
+    ordered_levels,
+)
 from numpyro_spikeslab.tables.columns import TableColumns, checked_columns
+from numpyro_spikeslab.tables.completed import completions, regress_each
 from numpyro_spikeslab.tables.formula import formula_table
 from numpyro_spikeslab.tables.predict import MAX_NUMBERS, log_likelihood
 from numpyro_spikeslab.tables.units import Units, convert_to_units, standardise
@@ -39,6 +50,8 @@ def sparse_regression(
     weights: Any = None,
     offset: Any = None,
     totals: Any = None,
+    event: Any = None,
+    background: Any = None,
     expected_size: float | None = None,
     num_warmup: int | None = None,
     num_samples: int | None = None,
@@ -70,18 +83,31 @@ def sparse_regression(
       number of columns that were expected to matter; ``num_samples``, the draws of each chain;
     - ``cavi``: ArviZ data of the fit. Their ``nss.summary`` names ``alternatives``, columns that
       could replace those that CAVI has picked;
-    - ``observed_data`` and ``constant_data``: ``y`` and ``X``, weights, offsets and totals, the
-      groups of columns, and their prior inclusion probabilities: 1 if a column is always in, 0 if
-      it is constant; ``data``, the columns that a formula reads. Labels of rows that files do not
-      keep are strings. :func:`predict` predicts these rows and others, after
-      ``dt.to_netcdf("result.nc")`` and ``xarray.open_datatree("result.nc")``, too;
+    - ``observed_data`` and ``constant_data``: ``y`` and ``X``, weights, offsets, totals, upper
+      limits of times (``upper``, where ``y`` has the lower ones), the groups of columns, and their
+      prior inclusion probabilities: 1 if a column is always in, 0 if it is constant; ``data``, the
+      columns that a formula reads. Labels of rows that files do not keep are strings.
+      :func:`predict` predicts these rows and others, after ``dt.to_netcdf("result.nc")`` and
+      ``xarray.open_datatree("result.nc")``, too;
     - ``log_likelihood``: that of each row for ``arviz_stats.loo(dt)``, if these are at most 10^7
       numbers; else :func:`log_likelihood` makes it.
 
-    What speaks of rows or of columns (``y``, ``weights``, ``offset``, ``totals``; ``groups``,
-    ``inclusion``) is aligned by its labels if it is a Series of pandas or a dict of label to value,
-    and refused if labels are missing, unknown or repeated. What has no labels goes by place: arrays
-    and Series of other libraries, and Series with the default index unless ``X`` has numbers, too.
+    What speaks of rows or of columns (``y``, ``weights``, ``offset``, ``totals``, ``event``;
+    ``groups``, ``inclusion``) is aligned by its labels if it is a Series of pandas or a dict of
+    label to value, and refused if labels are missing, unknown or repeated. What has no labels goes
+    by place: arrays and Series of other libraries, and Series with the default index unless ``X``
+    has numbers, too.
+
+    ``X`` may be several tables, completions of one with gaps: a list, or a generator. Then the
+    chains of all are joined as draws of one posterior, in which each table counts the same.
+    ``posterior`` has the coordinate ``table`` along ``chain``; table k is regressed by
+    ``jax.random.split(key, len(X))[k]``, and chains of all have as many draws as the table that
+    needs most. In the summary ``r_hat`` is the largest within a table, and ``between_tables`` the
+    share of the variance that is due to gaps. ``credible_set`` has the correlations of all rows of
+    all tables, as ``nss.credible_sets(dt, "w", pd.concat(X))``; the column ``cavi`` is the mean
+    over fits, whose draws and ``k_hat`` are left out. ``X`` in ``constant_data`` has a dimension
+    ``table``, and each chain predicts these rows from its own; new rows are one table. Complete
+    with the response among the columns, else effects are too small.
 
     There may be more columns than rows. The computation is in double precision, whatever JAX's
     default, and the result has arrays of numpy. Warnings name the largest Monte Carlo error if it
@@ -100,20 +126,44 @@ def sparse_regression(
     ``"logit"``              classes, 0 and 1              log odds
     ``"probit"``             classes, 0 and 1              probits
     ``"binomial"``           counts of ``totals``          log odds
+    ``"ordered"``            classes in order              log odds, ``cutpoints``
     ``"poisson"``            counts                        logs of means
     ``"negative_binomial"``  counts with more variance     logs of means, ``concentration``
+    ``"weibull"``            times, or limits of them      logs of times, ``sigma``: 1 / shape
+    ``"lognormal"``          the same                      logs of times, ``sigma``
+    ``"loglogistic"``        the same                      logs of times, ``sigma``: 1 / shape
+    ``"exponential"``        the same                      logs of times
     ======================== ============================= =====================================
 
-    All but the Normal one have an intercept with the prior Normal(0, 10^2), where a Student-t
+    Others than the Normal one have an intercept with the prior Normal(0, 10^2), where a Student-t
     response is in units of its median absolute deviation from the median; NUTS draws ``dof``,
-    ``concentration`` and their ``sigma``. CAVI does not take Poisson likelihoods: then chains start
-    without weights, at the mean of the counts, and the result has no ``cavi`` and no ``k_hat``.
+    ``concentration`` and their ``sigma``. CAVI does not take Poisson likelihoods and times: then
+    chains start without weights, at the mean of the counts or of the logs of times, and the result
+    has no ``cavi`` and no ``k_hat``.
+
+    Classes in order are categories of pandas or polars that have an order, or numbers, whose sorted
+    values are the levels. The levels below a cut point have the log odds ``cutpoint - X w``;
+    ``cutpoints``, dimension ``cutpoint`` with labels such as ``"low|middle"``, take the place of an
+    intercept, and NUTS draws them. Where all columns are at their means the prior of the
+    probabilities of the levels is uniform: data count as if each level had one row more, however
+    many levels there are. ``y`` in ``observed_data`` has numbers from 0 on, whose labels are
+    ``level`` in ``constant_data``.
+
+    Times T until an event have ``log T = offset + intercept + X w + sigma z``, where z is the log
+    of an exponential number (Weibull), Normal or logistic: a weight of 0.7 doubles the time, and
+    ``nss.summary(dt, ratios=True)`` shows that as ``time_ratio``. Logarithms are standardised as a
+    Normal response is, limits counted as times, so ``sigma`` has the same HalfNormal(1) prior,
+    which no unit of time changes; of exponential times the scale of logarithms is known. Events
+    that are seen have densities, limits have probabilities. The attribute ``concordance`` of
+    ``summary`` is the share of pairs of rows whose order the posterior mean of the predictor tells,
+    of those whose order is known: 0.5 by chance. :func:`predict` has survival curves.
 
     :param key: random key, ``jax.random.key(0)`` for example.
     :param X: the table, shape (N, P), real numbers: numpy array, or DataFrame of pandas, polars,
-        pyarrow or modin, whose column names label ``feature``; or a formula of the columns of
-        ``data``, such as ``"progression ~ age*sex + bs(bmi, 4) + C(region)"``, which ``formulaic``
-        reads. The columns of a term are one group, the intercept is always in. Random effects are
+        pyarrow or modin, whose column names label ``feature``; two or more such tables with the
+        same labels; or a formula of the columns of ``data``, such as
+        ``"progression ~ age*sex + bs(bmi, 4) + C(region)"``, which ``formulaic`` reads. The columns
+        of a term are one group, the intercept is always in. Random effects are
         terms in brackets, as in lme4: ``"y ~ x + z + (1 | clinic)"`` for an intercept of each
         clinic, ``(0 + x | clinic)`` for a slope, ``(x | clinic)`` for both, with independent
         scales. The posterior has ``sd_clinic`` and ``sd_clinic_x``, and by label of the clinic
@@ -145,6 +195,20 @@ def sparse_regression(
         logarithm of exposure in a regression of counts.
     :param totals: number of trials of each row, for the Binomial likelihood, or one number. Rows
         without trials are left out.
+    :param event: for times, 1 or true where the event was seen at the time in ``y``, 0 where it was
+        not yet, shape (N,); by default all were seen. Or ``y`` has two columns, shape (N, 2), the
+        limits between which a time lies: equal if it was seen, 0 as the lower one or infinity as
+        the upper one where there is none.
+    :param background: under a Normal likelihood, what few columns with large effects stand before:
+        `True` for a small effect of each column (Zhou, Carbonetto and Stephens, 2013, *Polygenic
+        modeling with Bayesian sparse linear mixed models*), or the covariance of rows up to a
+        factor, such as a relationship matrix, shape (N, N). With it come ``background_scale``, its
+        standard deviation, whose prior is that of ``sigma``, as either may be all of the
+        response, and ``variance_share``, of columns, background and noise. There is no ``cavi``:
+        chains start without weights. :func:`predict` adds the background of each row, of new ones
+        if it is that of the columns. The log likelihood of a row is that given all others, with the
+        background integrated out (Bürkner, Gabry and Vehtari, 2021). It takes the time of N^3
+        operations once. Not with several completed tables.
     :param expected_size: number of columns that are expected to matter: the prior of the
         inclusion probability is Beta(1, P / expected_size - 1), where P counts columns that vary
         and are not always in, a group once. The default is a tenth of the columns, or of the rows
@@ -162,9 +226,9 @@ def sparse_regression(
     :param progress_bar: whether to show what is going on: compiling, the fit, warm-up, and draws
         with the largest Monte Carlo error so far, as a multiple of that at which chains stop.
     :raises ValueError: if an argument has another shape or other labels, values that are not
-        finite or that the likelihood does not allow, too few rows or no variation; if a number is
-        out of its range, or a column is in two groups; if a formula cannot be read or does
-        not fit the data.
+        finite or that the likelihood does not allow, too few rows or no variation; if completed
+        tables differ in shape, labels or constant columns; if a number is out of its range, or a
+        column is in two groups; if a formula cannot be read or does not fit the data.
     :raises FloatingPointError: if extreme values have no finite fit, or Student-t noise vanishes.
     :raises ModuleNotFoundError: for a formula, if ``formulaic`` is not installed.
 
@@ -179,28 +243,48 @@ def sparse_regression(
             jax.random.key(0), X, y > 200, likelihood="logit", always=["age", "sex"]
         )
     """
+    options = {name: x for name, x in locals().items() if name not in ("key", "X")}
+    if (tables := completions(X)) is not None:
+        if background is not None:
+            raise bad("background", "several completed tables", "None, or one table as X")
+        return regress_each(key, tables, partial(sparse_regression, **options))
     kind = response_kind(likelihood)
     run = Run.checked(kind, key, num_warmup, num_samples, num_chains, progress_bar)
     given = formula_table(X, y, data, groups, always)
-    of_rows = {"offset": offset, "totals": totals, "weights": weights}
+    levels: list[str] = []
+    if kind.num_levels and given.y is not None:
+        y, levels = ordered_levels(given.y)
+        given, kind = given._replace(y=y), kind._replace(num_levels=len(levels))
+    of_rows = {"offset": offset, "totals": totals, "weights": weights, "event": event}
     table = checked_table(in_pandas("X", given.X), given.labels)
     rows = checked_rows(given, table.values, kind, of_rows)
     columns = checked_columns(table["feature"].to_index(), given.always, given.groups, inclusion)
     model = TableModel(kind, columns.groups, columns.heredity(heredity, given.parents))
-    units, arguments = standardise(table, rows, columns.always, kind, given.effects)
+    covariance = checked_background(background, kind, given)
+    units, arguments = standardise(table, rows, columns.always, kind, given.effects, covariance)
     problem = Problem(model, arguments, columns, units, expected_size, table.values)
     tree = analyse(run, problem)
-    intercept, w = (mean(posterior(tree)[name]).values for name in ("intercept", "w"))
-    of_effects = [mean(posterior(tree)[f"effect_{name}"]).values for name in given.effects]
+    draws = posterior(tree)
+    w = mean(draws["w"]).values
+    # cut points are about the middle of predictors
+    intercept = mean(draws["intercept"]).values if "intercept" in draws else -w @ rows.X.mean(0)
+    of_effects = [mean(draws[f"effect_{name}"]).values for name in given.effects]
     predictor = rows.offset + intercept + rows.X @ w
     predictor += rows.effects @ np.concatenate([w[:0], *of_effects])
     ones = np.ones(len(rows.y))
     weights = (ones, rows.weights) if kind.has_precisions else (rows.weights, ones)
     fitted = Fitted(*(x[rows.seen] for x in (rows.y, predictor, *weights)))
-    if advice := kind.advice(fitted):
+    if advice := kind.advice(rotated_fit(tree, units, fitted)):
         # of the caller, past the decorator
         warnings.warn(f"sparse_regression: {advice}.", stacklevel=3)
-    constants = {k: ("row", getattr(rows, k)) for k, x in of_rows.items() if x is not None}
+    given_ones = [name for name in ("offset", "weights") if of_rows[name] is not None]
+    constants: dict[str, Any] = {name: ("row", getattr(rows, name)) for name in given_ones}
+    constants |= {name: ("row", rows.beside) for name in [kind.beside] if name is not None}
+    if np.ndim(covariance):
+        constants[COVARIANCE] = ["covariance_row", "covariance_column"], covariance
+    if kind.has_limits:
+        order = concordance(predictor, rows.y, rows.beside, rows.weights)
+        tree["summary"].attrs["concordance"] = order
     tree["constant_data"] = tree["constant_data"].to_dataset().assign(constants | {"X": table})
     # counts and classes are whole numbers to ArviZ, too
     whole, like = kind.units is None, table.isel(feature=0, drop=True)
@@ -209,9 +293,19 @@ def sparse_regression(
     if given.variables is not None:
         tree["constant_data"].attrs["formula"] = X
         tree["data"] = stored_columns(given.variables, "row")
-    if posterior(tree)["intercept"].size * len(table) <= MAX_NUMBERS:
+    if levels:
+        name_levels(tree, levels)
+    if draws["slab_scale"].size * len(table) <= MAX_NUMBERS:
         tree["log_likelihood"] = log_likelihood(tree).to_dataset()
     return tree
+
+
+def name_levels(tree: xr.DataTree, levels: list[str]) -> None:
+    """Name the levels of classes in order, and the cut points between them."""
+    between = [f"{low}|{high}" for low, high in pairwise(levels)]
+    for path in {"/posterior", "/cavi/posterior"} & {*tree.groups}:
+        tree[path] = tree[path].to_dataset().assign_coords(cutpoint=between)
+    tree["constant_data"] = tree["constant_data"].to_dataset().assign_coords(level=levels)
 
 
 class Problem(NamedTuple):

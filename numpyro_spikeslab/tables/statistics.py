@@ -9,6 +9,7 @@ import numpy as np
 from scipy.special import ndtri
 import xarray as xr
 
+from numpyro_spikeslab.models.background import contrasts
 from numpyro_spikeslab.models.responses import response_kind
 from numpyro_spikeslab.support.labels import Axis
 from numpyro_spikeslab.support.messages import bad
@@ -18,7 +19,7 @@ from numpyro_spikeslab.tables.chains import Run, TableModel
 from numpyro_spikeslab.tables.checks import checked_count
 from numpyro_spikeslab.tables.columns import checked_columns
 from numpyro_spikeslab.tables.regression import Problem, analyse
-from numpyro_spikeslab.tables.units import Units, contrasts, of_columns
+from numpyro_spikeslab.tables.units import Units, of_columns
 
 ROUNDED = 1e-6
 """Largest differences between a correlation matrix and its transpose, of its diagonal from 1, and

@@ -2,6 +2,7 @@
 """Standardised tables and responses, and draws in their units."""
 
 from collections.abc import Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ from jaxtyping import Bool, Float
 import numpy as np
 import xarray as xr
 
+from numpyro_spikeslab.models.background import Background, background, contrasts
 from numpyro_spikeslab.models.responses import ROUNDING, ResponseKind, moments
 from numpyro_spikeslab.reporting.arviz_data import PRIOR, posterior
 from numpyro_spikeslab.support.messages import bad
@@ -26,6 +28,7 @@ class Units(NamedTuple):
     - **noise** - noise of a row of weight 1, relative to a row of average weight.
     - **num_rows** - how often all rows count together.
     - **effects** - random effects by name, each with the means of its columns.
+    - **background** - of the rows, if there is one.
     """
 
     x: xr.Dataset
@@ -34,6 +37,7 @@ class Units(NamedTuple):
     noise: float
     num_rows: int | float
     effects: Mapping[str, tuple[Effect, Float[np.ndarray, " G"]]] = MappingProxyType({})
+    background: Background | None = None
 
 
 def of_columns(names: Any, **values: Any) -> xr.Dataset:
@@ -47,10 +51,14 @@ def standardise(
     always: Bool[np.ndarray, " P"],
     kind: ResponseKind,
     effects: Mapping[str, Effect] = MappingProxyType({}),
+    covariance: Any = None,
 ) -> tuple[Units, dict[str, Any]]:
     """Compute arguments of :func:`~numpyro_spikeslab.models.sparse_regression` by name: columns of
     variance 1, constant ones as zeros, and the response in its unit; contrasts of both where they
-    integrate the intercept out."""
+    integrate the intercept out.
+
+    :param covariance: of a background, up to a factor; `True` for small effects of all columns.
+    """
     total: int | float = len(rows.y)
     if not kind.has_precisions:
         rows = repeat_rows(rows, kind)
@@ -65,20 +73,30 @@ def standardise(
     X, y = (rows.X - mean) / sd * varies, rows.y
     means = np.average(rows.effects, axis=0, weights=rows.weights)
     Z = rows.effects - means
-    y_mean, y_sd, noise = 0.0, 1.0, 1.0
+    y_mean, y_sd, noise, parts = 0.0, 1.0, 1.0, None
     if kind.units is not None:
-        y = y - rows.offset
+        y = kind.level(y, rows.beside) - rows.offset
         y_mean, y_sd = map(float, kind.units(y, rows.weights))
         y = (y - y_mean) / y_sd
-    if not kind.has_intercept:
+    if kind.has_contrasts:
         # contrasts count as often as all rows less one
         scale = (total - 1) / (len(y) - 1)
         count = np.full(len(y) - 1, scale)
         if kind.has_precisions:
             noise = rows.weights.mean() ** 0.5
             scale = noise**2
-        X, y, Z = (contrasts(x, rows.weights / scale) for x in (X, y, Z))
+        rotate: Any = partial(contrasts, weights=rows.weights / scale)
+        if covariance is not None:
+            K = X @ X.T if covariance is True else covariance
+            parts = background(K, rows.weights / scale)
+            rotate = parts.rotate
+        X, y, Z = map(rotate, (X, y, Z))
     data = {"X": X[:, ~always], "y": y}
+    if parts is not None:
+        data["background"] = parts.eigenvalues
+    if kind.has_limits:
+        unit = np.exp(rows.offset + y_mean)
+        data["y"], data["upper"] = ((x / unit) ** (1 / y_sd) for x in (rows.y, rows.beside))
     if (count != 1).any() and not kind.has_precisions:
         data["count"] = count
     if always.any():
@@ -86,16 +104,16 @@ def standardise(
     if kind.units is None:
         data["offset"] = rows.offset
     if kind.has_trials:
-        data["totals"] = rows.totals
+        data["totals"] = rows.beside
     ends = np.cumsum([len(x.levels) for x in effects.values()])[:-1]
-    parts = zip(np.split(Z, ends, axis=1), np.split(means, ends), strict=True)
+    of_each = zip(np.split(Z, ends, axis=1), np.split(means, ends), strict=True)
     in_units, of_effects = {}, {}
-    for (name, effect), (columns, centre) in zip(effects.items(), parts, strict=False):
+    for (name, effect), (columns, centre) in zip(effects.items(), of_each, strict=False):
         in_units[name], of_effects[name] = columns / effect.unit, (effect, centre)
     if effects:
         data["effects"] = in_units
     x = of_columns(table["feature"], mean=mean, sd=sd, varies=varies)
-    return Units(x, y_mean, y_sd, noise, total, of_effects), data
+    return Units(x, y_mean, y_sd, noise, total, of_effects, parts), data
 
 
 def repeat_rows(rows: Rows, kind: ResponseKind) -> Rows:
@@ -111,33 +129,19 @@ def repeat_rows(rows: Rows, kind: ResponseKind) -> Rows:
     return Rows(*(x[index] for x in rows))._replace(weights=np.ones(len(index)))
 
 
-def contrasts(
-    values: Float[np.ndarray, "N *P"], weights: Float[np.ndarray, " N"]
-) -> Float[np.ndarray, "N-1 *P"]:
-    """Compute Helmert contrasts: subtract from each row the mean of the rows above, and scale.
-
-    Their likelihood is marginal over a flat intercept. N centred rows would count one observation
-    too many, and let the noise vanish once N - 1 columns are included.
-    """
-    weights = weights.reshape(-1, *[1] * (values.ndim - 1))
-    total = np.cumsum(weights, axis=0)
-    above = np.cumsum(weights * values, axis=0)[:-1] / total[:-1]
-    return (values[1:] - above) * np.sqrt(weights[1:] * total[:-1] / total[1:])
-
-
 def convert_to_units(
     tree: xr.DataTree, units: Units, columns: TableColumns, rng: np.random.Generator
 ) -> xr.DataTree:
-    """Convert draws to the units of the table and the response, and draw an intercept."""
+    """Convert draws to the units of the table and the response, and draw an intercept, but for
+    cut points, which take its place."""
     draws, stats = expand_to_all_columns(tree, units.x["feature"], columns)
     varies = units.x["varies"]
     unit = varies * units.y_sd / units.x["sd"]
     # in place, for there may be many
     for x, factor in (draws["w"], unit), (draws["w_spike"], varies), (stats[PROBABILITIES], varies):
         x.values *= factor.values
-    if "intercept" in draws:
-        centre = draws["intercept"] * units.y_sd
-    else:
+    centre = draws.get("intercept", 0.0) * units.y_sd
+    if "sigma" in draws and "intercept" not in draws:
         # the mean of the response is independent of its contrasts
         sd = draws["sigma"] * units.y_sd / units.num_rows**0.5
         centre = sd * rng.normal(size=sd.shape)
@@ -154,9 +158,14 @@ def convert_to_units(
             draws = draws.drop_dims(str(b.dims[-1])).assign({f"effect_{name}": named})
             if f"sd_{name}" in draws:
                 draws[f"sd_{name}"] = draws[f"sd_{name}"] * in_unit
-        draws["intercept"] = units.y_mean + centre - shift
+        if "cutpoints" in draws:
+            draws["cutpoints"] = draws["cutpoints"] + shift[..., None]
+        else:
+            draws["intercept"] = units.y_mean + centre - shift
     if "sigma" in draws:
         draws["sigma"] = draws["sigma"] * units.y_sd * units.noise
+    if "background_scale" in draws:
+        draws["background_scale"] = draws["background_scale"] * units.y_sd
     return xr.DataTree.from_dict({"posterior": draws, "sample_stats": stats})
 
 

@@ -14,7 +14,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.augmentation import Laplace, Logistic, Probit, StudentT
+from numpyro_spikeslab.algebra.augmentation import Laplace, Logistic, Ordered, Probit, StudentT
 
 KEY, SIZE = random.key(0), 20_000
 
@@ -54,11 +54,30 @@ def symmetric(make, log_density, y):
     )
 
 
+LOW, HIGH = np.array([-np.inf, -0.5, 0.8]), np.array([-0.5, 0.8, np.inf])
+"""Cut points below and above three classes in order."""
+
+
+def bound_of_order(mean, variance):
+    """That of both trials, of which the classes at the ends have one."""
+    total = 0.0
+    for sign, cut in (1, LOW), (-1, HIGH):
+        e = sign * (mean - np.where(np.isfinite(cut), cut, 0))
+        half = 0.5 * np.sqrt(e**2 + variance)
+        total = total + np.isfinite(cut) * (e / 2 - np.logaddexp(half, -half))
+    return total
+
+
 SIGN, POWERS = np.array([-1.0, 1.0]), np.array([0.4, 1.0, 2.5])
 CASES = {
     "Bernoulli": logistic([0, 1], 1, static=1),
     "Binomial": logistic([0, 2, 3], 3),
     "negative Binomial": logistic([0, 1, 6], [1.7, 2.7, 7.7]),
+    "classes in order": Case(
+        lambda: Ordered(jnp.arange(3.0), jnp.array(HIGH[:2])),
+        lambda f: log_expit(f - LOW) + log_expit(HIGH - f),
+        bound_of_order,
+    ),
     "probit": Case(
         lambda: Probit(jnp.array([0.0, 1.0])),
         lambda f: stats.norm.logcdf(SIGN * f),
@@ -151,7 +170,9 @@ def test_extreme_predictors_and_empty_totals_have_finite_stand_ins(precision):
     y = jnp.array([0.0, 0.0, 1.0, 1.0, 0.0])
     empty = Logistic(jnp.zeros(5), jnp.zeros(5))
     rare = Logistic(jnp.zeros(5), jnp.full(5, 1e-3))
-    likelihoods = Logistic(y, 1), empty, rare, Probit(y), StudentT(f, 0.1, 1e-3), Laplace(f, 1e-3)
+    order = Ordered(2 * y, jnp.array([-1e4, 1e-3]))
+    continuous = StudentT(f, 0.1, 1e-3), Laplace(f, 1e-3)
+    likelihoods = Logistic(y, 1), empty, rare, order, Probit(y), *continuous
     for likelihood in likelihoods:
         drawn = jax.jit(lambda f, likelihood=likelihood: likelihood.draw(KEY, f))(f)
         for stand_in in drawn, likelihood.expect(f, jnp.zeros(5)):

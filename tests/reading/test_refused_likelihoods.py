@@ -42,6 +42,12 @@ POISSON = regression(lambda X, w: dist.Poisson(jnp.exp(X @ w)))
 BINOMIAL = regression(lambda X, w: dist.Binomial(COUNTS + 1, logits=X @ w))
 NEGATIVE = regression(lambda X, w: dist.NegativeBinomial2(jnp.exp(X @ w), 1.5))
 GAMMA = regression(lambda X, w: dist.Gamma(2.0, jnp.exp(X @ w)))
+BETWEEN = regression(
+    lambda X, w: dist.IntervalCensoredDistribution(
+        dist.LogNormal(X @ w, 0.5), np.arange(N) == 0, np.arange(N) == 1
+    )
+)
+ENDS = np.stack([COUNTS, COUNTS + 1.0], axis=1)
 OUTSIDE = ("observations of 'y'", "outside of the support", "classes 0 and 1, counts from 0 up to")
 NAN = ("observations of 'y' are not finite", "first at 3", "handlers.mask")
 BENT = ("'y'", "affine", "Let no other parameter depend on them")
@@ -54,6 +60,13 @@ CASES = {
     "classes 1 and -1": (read, LOGIT, 2 * CLASSES - 1, OUTSIDE),
     "more than the total": (read, BINOMIAL, with_entry(COUNTS, 3, 5), ("first at 3", *OUTSIDE)),
     "zero": (read, GAMMA, COUNTS, ("1 outside", "first at 0", *OUTSIDE)),
+    "zero as an end": (read, BETWEEN, with_entry(ENDS, 3, 0.0), ("first at 3", *OUTSIDE)),
+    "ends out of order": (
+        read,
+        BETWEEN,
+        with_entry(ENDS, 3, (4.0, 3.0)),
+        ("first at 3", "lower end first"),
+    ),
     "class NaN": (read, LOGIT, with_entry(1.0 * CLASSES, 3, np.nan), NAN),
     "infinite count": (read, POISSON, with_entry(1.0 * COUNTS, 3, np.inf), NAN),
     "counts of a sampler": (sample, POISSON, COUNTS - 1, ("PairedGibbs", *OUTSIDE)),
@@ -149,3 +162,8 @@ def test_missing_observations_may_be_anything():
 
     assert read(model(np.arange(N) != 3), X, y).form.size == P
     assert_says(read, model(np.arange(N) != 4), (X, y), *NAN)
+
+
+def test_the_other_end_of_a_censored_observation_may_be_anything():
+    ends = with_entry(with_entry(ENDS, (0, 0), np.nan), (1, 1), -np.inf)
+    assert read(BETWEEN, X, ends).form.size == P

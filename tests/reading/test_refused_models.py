@@ -317,7 +317,8 @@ def test_values_that_the_caller_traces_are_seen_to_be_set(transform, site):
 # Who reads
 
 HOLES = (X, with_entry(Y, 3, np.nan))
-NOISY = regression(lambda X, w: dist.Normal(X @ w, numpyro.sample("sigma", dist.HalfNormal(1.0))))
+MANY = regression(lambda X, w: dist.Normal(X @ w, numpyro.sample("s", dist.HalfNormal(1.0))))
+FREE = located(lambda X, w: jnp.exp(normal("a")) * (X @ w))
 BLOCKS = Gibbs([(nss.PairedGibbs(PLAIN), nss.paired_sites)])
 NOTHING = Gibbs([(nss.PairedGibbs(no_pairs), nss.paired_sites), (NUTS(no_pairs), None)])
 WRONG_SHAPE = ("(4,)", "(3,)")
@@ -334,7 +335,8 @@ USES: dict[str, tuple[Callable, Any, tuple, dict, tuple[str, ...]]] = {
     "sampler, start": (sample, PLAIN, (X, Y), {"v": np.zeros(P)}, UNKNOWN),
     "fit, shape": (fit, PLAIN, (X, Y), {"w_auto_loc": np.zeros(4)}, ("w_auto_loc", *WRONG_SHAPE)),
     "sampler, shape": (sample, PLAIN, (X, Y), {"w_slab": np.zeros(4)}, ("w_slab", *WRONG_SHAPE)),
-    "sampler, noise": (sample, NOISY, (X, Y), {}, ("['sigma']", "Gibbs([(PairedGibbs(model)")),
+    "sampler, many": (sample, MANY, (np.tile(X, (5, 1)), np.tile(Y, 5)), {}, ("['s']", "NUTS")),
+    "sampler, site": (sample, FREE, (X, Y), {}, ("['a']", "Gibbs([(PairedGibbs(model)")),
 }
 
 

@@ -260,7 +260,11 @@ PAIRS = {f"w_{part}": np.ones((2, 20, 4)) for part in ("spike", "slab")}
 IMPROPER = dist.ImproperUniform(dist.constraints.real, (), ())
 DATA = truth.design("correlated"), truth.response(truth.design("correlated"))
 REFUSED = {
-    "functions": (of_functions, PAIRS, "got latent functions, expected known features"),
+    "functions": (
+        of_functions,
+        PAIRS,
+        "got latent functions, expected known .* `tempered_evidence`",
+    ),
     "heredity": (of_terms, PAIRS, "heredity: got parents of weights"),
     "a param": (*beside("b", lambda: numpyro.param("b", 0.0)), "'b': got a param"),
     "improper": (

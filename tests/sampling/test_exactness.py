@@ -53,6 +53,18 @@ def columns_model(X, Y=None, *, groups=None):
         numpyro.sample("Y", dist.Normal(location, sigma), obs=Y)
 
 
+def scales_model(X, Z, Y=None):
+    """Noise that is the root of a sum, of scales that two groups share, and a log-linear factor."""
+    alone = numpyro.sample("alone", dist.LogNormal(0.0, 0.5))
+    with numpyro.plate("group", 2):
+        shared = numpyro.sample("shared", dist.HalfNormal(1.0))
+    slope = numpyro.sample("slope", dist.Normal(0.0, 0.5))
+    level = numpyro.sample("level", dist.Normal(0.3, 1.0))
+    scale = jnp.sqrt(alone**2 + Z**2 * shared[jnp.arange(len(X)) % 2] ** 2) * jnp.exp(slope * Z)
+    with numpyro.plate("obs", len(X)):
+        numpyro.sample("Y", dist.Normal(level + X @ truth.weights(4), scale), obs=Y)
+
+
 def entries_model(rows, columns, Y=None):
     """Three groups of noise, the last without an entry."""
     inclusion = numpyro.sample("inclusion", dist.Beta(2, 2))
@@ -110,6 +122,12 @@ ROWS, COLUMNS = np.array([0, 0, 1, 1, 2, 3, 3, 3, 4, 4]), np.array([0, 1, 0, 2, 
 def columns(groups=None, collapsed=True):
     model = partial(columns_model, groups=groups)
     return Joint(model, (jnp.asarray(DESIGN),), nss.PairedGibbs(model, collapsed=collapsed))
+
+
+def scales():
+    args = jnp.asarray(DESIGN), jnp.array([0.0, 0.5, 1.0, -1.0])
+    # in a batch all wait for the longest search for a slice
+    return Joint(scales_model, args, nss.PairedGibbs(scales_model), size=5000)
 
 
 def latent_design():
@@ -184,6 +202,7 @@ def buffet():
 JOINTS = {
     "columns": columns,
     "columns without moves": partial(columns, collapsed=False),
+    "scales of noise": scales,
     "groups": partial(columns, groups=(1, 0, 1)),
     "latent design": latent_design,
     "kinship beside NUTS": kinship,

@@ -20,8 +20,31 @@ import numpyro.distributions as dist
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.augmentation import StandIn
 from numpyro_spikeslab.algebra.pair_metropolis import LearntMoments
+from numpyro_spikeslab.models.times import WeibullTime
 from numpyro_spikeslab.sampling.current import Current
 from numpyro_spikeslab.sampling.pair_draws import draw_pairs, gram_at
+
+
+class Recorded(WeibullTime):
+    """Times that are seen, or known to be below 0.3, between 1 and 1.6, or above."""
+
+    @property
+    def mean(self):
+        return self.median
+
+    @property
+    def variance(self):
+        return self.scale**2
+
+    def sample(self, key, sample_shape=()):
+        time = super().sample(key, sample_shape)
+        return jnp.where(time < 0.3, 0.0, jnp.where(time < 1.0, time, 1.0 + 0.6 * (time > 1.6)))
+
+    def log_prob(self, value):
+        later = jnp.where(value > 1.0, jnp.inf, jnp.where(value < 1.0, value, 1.6))
+        upper = jnp.where(value == 0, 0.3, later)
+        return WeibullTime(self.loc, self.scale, upper).log_prob(value)
+
 
 LIKELIHOODS = {
     "logit": lambda f: dist.Bernoulli(logits=f),
@@ -31,6 +54,8 @@ LIKELIHOODS = {
 DISPERSED = {
     "negative binomial": lambda f, theta: dist.NegativeBinomial2(jnp.exp(f), theta),
     "negative binomial of log odds": lambda f, theta: dist.NegativeBinomialLogits(theta, f),
+    "classes in order": lambda f, theta: dist.OrderedLogistic(f, jnp.stack([-theta, theta])),
+    "times": lambda f, theta: Recorded(f, theta, jnp.inf),
     # moments of fourth order exist
     "student": lambda f, theta: dist.StudentT(4 + 4 * theta, f, 0.3 + 0.3 * theta),
 }

@@ -78,6 +78,21 @@ def test_steps_that_cannot_move_the_pairs_are_rejected(size):
     assert np.mean(np.diff(w[:, 0]) == 0) < 0.05
 
 
+def test_every_chain_tries_its_gaussian():
+    kernel = nss.PairedGibbs(model_of_classes)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=100,
+        num_samples=1,
+        num_chains=20,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+    mcmc.warmup(random.key(0), X, y)
+    # of the last 25 steps of the warm-up one in eight is local; half of the chains would try none
+    assert np.min(mcmc.last_state.adapt_state.num_tried) > 12
+
+
 def test_an_acceptance_that_is_no_number_counts_as_rejected():
     state = nss.PairedGibbs(model_of_classes).init(random.key(0), 100, None, (X, y), {})
     adapt, tried = state.adapt_state, jnp.array(True)

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 import truth
+from truth import enumeration
 
 import jax
 from jax import random
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 
 import numpyro
 import numpyro.distributions as dist
+from numpyro.infer import MCMC
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.algebra.flips import Sweeps
@@ -70,6 +72,35 @@ def test_noise_outside_of_its_prior_is_no_start():
 
     state = nss.PairedGibbs(model).init(random.split(KEY, 50), 0, None, truth.fixed_case().args, {})
     assert np.all((state.z["sigma"] > 0) & (state.z["sigma"] < 0.1))
+
+
+def background_model(X, share, y):
+    """Rows whose noise has a part of its own size."""
+    sigma = numpyro.sample("sigma", dist.HalfNormal(1.0))
+    tau = numpyro.sample("tau", dist.HalfNormal(1.0))
+    scale = jnp.sqrt(sigma**2 + tau**2 * share)
+    truth.respond(y, X @ truth.weights(X.shape[1], 0.3, 1.0), scale)
+
+
+def test_scales_of_two_parts_of_noise_have_their_posterior():
+    X = truth.design("correlated", num_obs=30, size=6)
+    share, rng = np.tile([0.0, 0.3, 1.0, 3.0, 9.0], 6), np.random.default_rng(0)
+    y = X[:, 0] + 0.4 * X[:, 3] + np.sqrt(0.5 + 0.3 * share) * rng.normal(size=30)
+    grid = [((k + 0.5) / 12, (j + 0.5) / 12) for k in range(30) for j in range(24)]
+
+    def at(sigma, tau):
+        return truth.regression(X, y, np.sqrt(sigma**2 + tau**2 * share), 0.3, 1.0)
+
+    log_prior = lambda models, *scales: -0.5 * np.sum(np.square(scales))  # noqa: E731
+    exact = enumeration.sum_over_scales(at, grid, log_prior)
+    kernel = nss.PairedGibbs(background_model)
+    mcmc = MCMC(kernel, num_warmup=200, num_samples=10_000, progress_bar=False)
+    mcmc.run(KEY, X, share, y)
+    draws = mcmc.get_samples()
+    found = np.concatenate([draws["w_spike"].mean(0), draws["w"].mean(0)])
+    np.testing.assert_allclose(found, exact[:12], atol=0.02)
+    scales = [draws["sigma"].mean(), draws["tau"].mean()]
+    np.testing.assert_allclose(scales, exact[12:], atol=0.02)
 
 
 def level_model(X, seen, y):

@@ -152,6 +152,38 @@ CASES |= {
     ),
 }
 
+SHAPE, STOPPED = 1.5, np.arange(NUM_OBS) % 3 == 0
+"""Shape of times by Weibull, and those that are known to be later than an observation."""
+
+ENDS = np.array([[0.0, 0.6], [0.5, 0.5], [0.4, 1.7], [0.9, np.inf]])[np.arange(NUM_OBS) % 4]
+"""Multiples of a time before which it is, which it is, between which and after which it is."""
+
+BEFORE, AFTER = ENDS[:, 0] == 0, np.isinf(ENDS[:, 1])
+
+
+def _weibull(f: Any) -> Any:
+    return stats.weibull_min(SHAPE, scale=np.exp(f))
+
+
+def _between(y: Any, f: Any) -> Any:
+    low, high = y.T
+    inside = np.log(np.maximum(_weibull(f).sf(low) - _weibull(f).sf(high), 1e-300))
+    return np.where(low == high, _weibull(f).logpdf(low), inside)
+
+
+CASES |= {
+    "censored": Case(
+        lambda f: dist.RightCensoredDistribution(dist.Weibull(jnp.exp(f), SHAPE), STOPPED),
+        lambda f, rng: np.where(STOPPED, 0.6, 1.0) * _weibull(f).rvs(random_state=rng),
+        lambda y, f: np.where(STOPPED, _weibull(f).logsf(y), _weibull(f).logpdf(y)),
+    ),
+    "between ends": Case(
+        lambda f: dist.IntervalCensoredDistribution(dist.Weibull(jnp.exp(f), SHAPE), BEFORE, AFTER),
+        lambda f, rng: ENDS * _weibull(f).rvs(random_state=rng)[:, None],
+        _between,
+    ),
+}
+
 
 def _bent(bend: Callable[[Any, Any], Any]) -> Case:
     return Case(
@@ -206,7 +238,7 @@ def truth_of(
 ) -> Truth:
     """Sum over the models of a case, whose observations count as often as that."""
     inclusion, scale = (np.broadcast_to(x, X.shape[1]) for x in (inclusion, scale))
-    y = np.where(np.broadcast_to(count, len(y)) > 0, y, 0)
+    y = np.where((np.broadcast_to(count, len(y)) > 0).reshape(-1, *[1] * (y.ndim - 1)), y, 0)
     log_density = lambda w: np.sum(count * case.log_density(y, w @ X.T), axis=1)  # noqa: E731
     return sum_over_models(log_density, inclusion, scale)
 

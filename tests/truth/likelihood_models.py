@@ -137,7 +137,9 @@ def make_tasks(name: str) -> Tasks:
 def make(name: str) -> Density:
     kind = KINDS[name]
     X, y = data_of(cases.CASES[kind.case])
-    args = jnp.asarray(X), jnp.asarray(np.where(kind.count > 0, y, np.nan))
+    # NumPyro takes classes in order as integers alone
+    missing = np.nan if cases.CASES[kind.case].dtype is float else 0
+    args = jnp.asarray(X), jnp.asarray(np.where(kind.count > 0, y, missing))
     normal = tuple(k for k in ("b",) if k in kind.priors)
     return Density(kind, partial(regression, name), args, not kind.priors, normal)
 
@@ -185,6 +187,19 @@ KINDS = {
         },
         lambda f, z: dist.Binomial(TOTALS, logits=f),
         lambda y, f, z: stats.binom.logpmf(y, TOTALS, expit(f)),
+    ),
+    "classes in order with cut points, missing and repeated": Kind(
+        "classes in order",
+        {
+            "low": (lambda: dist.Normal(-0.5, 1.0), stats.norm(-0.5, 1.0)),
+            "gap": (lambda: dist.LogNormal(0.0, 0.5), stats.lognorm(0.5)),
+        },
+        lambda f, z: dist.OrderedLogistic(f, z["low"] + jnp.stack([0.0 * z["gap"], z["gap"]])),
+        lambda y, f, z: np.log(
+            expit(np.where(y < 2, z["low"] + z["gap"] * (y > 0), np.inf) - f)
+            - expit(np.where(y > 0, z["low"] + z["gap"] * (y > 1), -np.inf) - f)
+        ),
+        count=OBSERVED * COUNTS,
     ),
     "probit": Kind(
         "probit",

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Regressions of times, of which some are known between limits only."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from refusals import refusals
+from scipy import optimize, stats
+from test_likelihoods_of_tables import INCLUSION, exact
+from truth.time_cases import NUM_ROWS, SEEN, TIMES, data_of, log_density
+import xarray as xr
+
+import jax
+from jax import random
+import jax.numpy as jnp
+
+from numpyro.infer.util import log_likelihood
+
+import numpyro_spikeslab as nss
+from numpyro_spikeslab.models.responses import RESPONSES
+from numpyro_spikeslab.models.times import concordance
+from numpyro_spikeslab.reporting.arviz_data import arviz_stats, posterior
+from numpyro_spikeslab.support.precision import double_precision
+from numpyro_spikeslab.tables.evidence import standard_problem
+
+pytestmark = pytest.mark.filterwarnings("error", "ignore:sparse_regression. the Monte Carlo")
+
+KEY = random.key(0)
+
+
+@pytest.mark.parametrize("likelihood", TIMES)
+def test_densities_and_their_slopes_are_those_of_limits(likelihood, x64):
+    f, ends = data_of(likelihood)[1:]
+    sigma = 1.0 if likelihood == "exponential" else 0.7
+    sites = {} if likelihood == "exponential" else {"sigma": sigma}
+
+    def ours(f, sites):
+        return RESPONSES[likelihood].distribution(f, ends[1], **sites).log_prob(ends[0])
+
+    np.testing.assert_allclose(ours(f, sites), log_density(likelihood, ends, f, sigma), rtol=1e-9)
+    for shift in (0.0, 10.0, -10.0):
+        slopes = jax.grad(lambda *x: ours(*x).sum(), argnums=(0, 1))(f + shift, sites)
+        assert all(np.isfinite(x).all() for x in jax.tree.leaves(slopes)), shift
+    # beyond what is left of 1, NumPyro's censored distributions are flat
+    of = RESPONSES[likelihood].distribution(jnp.array([0.0]), jnp.inf, **sites)
+    far = np.exp(sigma * 5.0)
+    np.testing.assert_allclose(
+        of.log_prob(far), TIMES[likelihood](0.0, sigma).logsf(far), rtol=1e-9
+    )
+
+
+def result(likelihood):
+    """A result of any posterior."""
+    rng, like = np.random.default_rng(1), (2, 50)
+    X, offset, (low, high) = data_of(likelihood)
+    names = ["chain", "draw"]
+    draws = {name: (names, 0.5 + rng.random(like)) for name in RESPONSES[likelihood].own_sites}
+    draws |= {"intercept": (names, rng.normal(size=like))}
+    draws["w"] = [*names, "feature"], 0.3 * rng.normal(size=(*like, 2))
+    rows = {"X": (["row", "feature"], X), "offset": ("row", offset), "upper": ("row", high)}
+    coords = {"feature": ["a", "b"], "row": np.arange(NUM_ROWS) + 7}
+    attrs = {"likelihood": likelihood, "weights": "counts", "seed": 3}
+    groups = {
+        "posterior": xr.Dataset(draws, {"feature": ["a", "b"]}),
+        "constant_data": xr.Dataset(rows, coords, attrs),
+        "observed_data": xr.Dataset({"y": ("row", low)}, {"row": coords["row"]}),
+    }
+    f = offset + draws["intercept"][1][..., None] + draws["w"][1] @ X.T
+    sigma = draws["sigma"][1][..., None] if "sigma" in draws else 1.0
+    return xr.DataTree.from_dict(groups), f, sigma
+
+
+@pytest.mark.parametrize("likelihood", TIMES)
+def test_predictions_are_those_of_the_draws(likelihood):
+    dt, f, sigma = result(likelihood)
+    of, times = TIMES[likelihood](f, sigma), [0.0, 0.5, 3.0]
+    curves = nss.predict(dt, times=times)
+    assert curves.dims == ("chain", "draw", "row", "time") and curves.name == "survival"
+    assert (
+        curves["row"].equals(dt["constant_data"]["row"]) and curves["time"].values.tolist() == times
+    )
+    np.testing.assert_allclose(curves, np.stack([of.sf(t) for t in times], axis=-1), atol=1e-12)
+    new = nss.predict(dt, dt["constant_data"]["X"].values, times=3.0, offset=0.0)
+    offset = dt["constant_data"]["offset"].values
+    np.testing.assert_allclose(
+        new[..., 0], TIMES[likelihood](f - offset, sigma).sf(3.0), atol=1e-12
+    )
+    np.testing.assert_allclose(nss.predict(dt, kind="mean"), of.median(), rtol=1e-9)
+    uniform = of.cdf(nss.predict(dt).values).ravel()
+    assert stats.kstest(uniform, "uniform").pvalue > 1e-4
+    truth = log_density(likelihood, data_of(likelihood)[2], f, sigma)
+    np.testing.assert_allclose(nss.log_likelihood(dt), truth, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("likelihood", "sort"), [("weibull", "right"), ("lognormal", "all")])
+def test_chains_agree_with_quadrature(likelihood, sort):
+    X, offset, ends = data_of(likelihood, sort=sort)
+    event = {"event": np.isfinite(ends[1])} if sort == "right" else {}
+    dt = nss.sparse_regression(
+        KEY,
+        pd.DataFrame(X * [10.0, 0.1] + [5.0, -3.0], columns=["a", "b"]),
+        24 * (ends[0] if event else ends.T),
+        likelihood=likelihood,
+        inclusion=INCLUSION,
+        offset=offset,
+        num_samples=2000,
+        progress_bar=False,
+        **event,
+    )
+    # the units that a scale of hours and the columns hide
+    logs = np.log(np.where(ends[0] > 0, *ends)) - offset
+    centre, scale = logs.mean(), logs.std()
+    draws = posterior(dt)
+    w = draws["w"].values * X.std(axis=0) * [10.0, 0.1] / scale
+    level = draws["intercept"] + draws["w"].values @ (X.mean(axis=0) * [10.0, 0.1] + [5.0, -3.0])
+    b = (level.values - np.log(24) - centre) / scale
+    sigma = draws["sigma"].values / scale
+    standard = (ends / np.exp(offset + centre)) ** (1 / scale)
+    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    truth = exact(likelihood, X, standard, 0.0, {"w": w, "b": b, "sigma": sigma})
+    values = [*np.moveaxis(w != 0, -1, 0), *np.moveaxis(w, -1, 0), b, sigma]
+    errors = [float(arviz_stats.mcse(x.astype(float), method="mean")) for x in values]
+    means = np.array([x.mean() for x in values])
+    assert (abs(means - truth) < 5 * np.array(errors) + 2e-3 * (1 + abs(truth))).all()
+    assert (abs(means - truth)[:2] < 0.02).all()
+    # the density of times in their own units, for evidences
+    model, samples, data, constant = standard_problem(dt)
+    with double_precision():
+        of_rows = np.asarray(log_likelihood(model, samples, **data, batch_ndims=2)["y"])
+    ours = dt["log_likelihood"]["y"].sum("row")
+    np.testing.assert_allclose(of_rows.sum(-1) + constant, ours, rtol=1e-6)
+    assert dt["summary"].attrs["ratio"] == "time_ratio"
+
+
+def test_weights_that_are_always_in_are_near_the_maximum_of_the_likelihood():
+    rng = np.random.default_rng(3)
+    X = pd.DataFrame(rng.normal(size=(200, 3)), columns=["a", "b", "noise"])
+    time = np.exp(1 + X["a"] - 0.5 * X["b"] + 0.6 * np.log(rng.exponential(size=200)))
+    limit = rng.exponential(8.0, size=200)
+    y, event = np.minimum(time, limit), time <= limit
+    # labels, not places
+    shuffled = pd.Series(event, X.index).iloc[::-1]
+    options = {"likelihood": "weibull", "always": ["a", "b"], "inclusion": 1e-6}
+    dt = nss.sparse_regression(KEY, X, y, event=shuffled, **options)
+
+    def loss(at):
+        of = TIMES["weibull"](at[0] + X.to_numpy() @ [*at[1:3], 0.0], np.exp(at[3]))
+        return -np.where(event, of.logpdf(y), of.logsf(y)).sum()
+
+    best = optimize.minimize(loss, [1.0, 0.0, 0.0, 0.0])
+    draws = posterior(dt)
+    sites = draws["intercept"], *(draws["w"].sel(feature=k) for k in "ab"), np.log(draws["sigma"])
+    # the prior and the skewness move it by less than a third of its standard error
+    errors = np.sqrt(np.diag(best.hess_inv))
+    assert (abs(np.array([float(x.mean()) for x in sites]) - best.x) < errors / 3).all()
+    assert dt["summary"].attrs["concordance"] > 0.75
+
+
+def test_concordance_counts_pairs_whose_order_is_known():
+    low, high = np.array([[1, 1], [2, np.inf], [2, 2], [0, 3], [4, 5]]).T
+    f = np.array([0.0, 1.0, 1.0, 5.0, -1.0])
+    # 0 < 1, 0 < 2, 0 < 4, 2 < 1 (a tie), 2 < 4 and 3 < 4 are known
+    assert concordance(f, low, high, np.ones(5)) == (2 + 0.5) / 6
+    weights = np.array([2.0, 1.0, 1.0, 1.0, 0.0])
+    assert concordance(f, low, high, weights) == (4 + 0.5) / 5
+
+
+X, _, ENDS = data_of("weibull")
+
+
+def analyse(changes):
+    nss.sparse_regression(KEY, X, **{"likelihood": "weibull", "y": ENDS.T} | changes)
+
+
+def with_row(values, of=ENDS.T):
+    return np.where(np.arange(NUM_ROWS)[:, None] == 2, values, of)
+
+
+test_refusals = refusals(
+    {
+        "zero": ({"y": np.zeros(NUM_ROWS)}, "y: got 0 in row 0, expected positive times"),
+        "below zero": ({"y": with_row([-1.0, 2.0])}, "y: got -1 and 2 in row 2, expected positive"),
+        "nothing known": ({"y": with_row([0.0, np.inf])}, "y: got 0 and inf in row 2, .* finite"),
+        "in disorder": ({"y": with_row([3.0, 2.0])}, "y: got 3 and 2 in row 2, .* not above"),
+        "no time": ({"y": with_row([np.nan, np.nan])}, "y: got nan in row 2"),
+        "events of limits": ({"event": SEEN}, "event: got numbers beside limits"),
+        "an event without a time": ({"y": None, "event": SEEN}, "y: got None"),
+        "codes": (
+            {"y": np.arange(1.0, 25.0), "event": 2},
+            "event: got 2 in row 0, expected 1 where",
+        ),
+        "none": ({"y": np.arange(1.0, 25.0), "event": 0}, "y, event: got censored times in every"),
+        "no variation": ({"y": np.ones(24)}, "y: got 0.* in every row"),
+        "no times": (
+            {"likelihood": "logit", "y": SEEN, "event": SEEN},
+            "event: got numbers, expected None for likelihood='logit'. 'weibull', .* have times",
+        ),
+    },
+    analyse,
+)
+test_predictions_are_refused = refusals(
+    {
+        "negative": ([1.0, -1.0], "weibull", "times: got -1, expected times, 0 or more"),
+        "a table": ([[1.0]], "weibull", "times: got 1, expected times"),
+    },
+    lambda times, likelihood: nss.predict(result(likelihood)[0], times=times),
+)
