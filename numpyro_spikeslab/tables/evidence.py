@@ -224,9 +224,9 @@ def log_unit(units: Units, kind: ResponseKind, rows: Rows) -> float:
             total += 0.5 * np.log(rows.weights / rows.weights.mean()).sum()
     if kind.has_limits:
         # of events, whose times have the density; limits have probabilities
-        level, seen = kind.level(rows.y, rows.beside), rows.y == rows.beside
-        z = (level - rows.offset - units.y_mean) / units.y_sd
-        total = (rows.weights * (z - level - np.log(units.y_sd)))[seen].sum()
+        numbers, seen = kind.numbers(rows.y, rows.beside), rows.y == rows.beside
+        z = (numbers - rows.offset - units.y_mean) / units.y_sd
+        total = (rows.weights * (z - numbers - np.log(units.y_sd)))[seen].sum()
     return float(total)
 
 
