@@ -157,11 +157,12 @@ def the_page_of_wide_tables_shows_an_empty_fit_beside_chains(names, folder):
 
 
 def the_hierarchical_page_finds_effects_and_the_spread_of_groups(names, folder):
-    table = names["table"]
-    assert table["inclusion"]["w[5]"] > 0.99 and table["inclusion"][["w[0]", "w[1]"]].sum() > 0.95
-    assert table["r_hat"].max() < 1.03
-    spread = names["level"].std()
-    assert abs(table["mean"]["tau"] - spread) < 3 * table["sd"]["tau"]
+    for name, copies, last in ("sd_clinic", "x0 x1", "x5"), ("tau", "0 1", "5"):
+        table = names["effects" if name == "sd_clinic" else "own"]
+        either = table["inclusion"][[f"w[{k}]" for k in copies.split()]].sum()
+        assert table["inclusion"][f"w[{last}]"] > 0.99 and either > 0.95
+        assert table["r_hat"].max() < 1.03
+        assert abs(table["mean"][name] - names["level"].std()) < 3 * table["sd"][name]
 
 
 def the_page_of_tables_reports_what_made_the_data(names, folder):

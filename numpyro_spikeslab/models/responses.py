@@ -39,7 +39,7 @@ class ResponseKind(NamedTuple):
     - **check** - refuses responses, given with what is beside them, that the distribution does not
       allow.
     - **ends** - responses, divided by trials, that are most probable at an infinite predictor.
-    - **units** - centre and scale by which levels, less offsets, are standardised; `None` if
+    - **units** - centre and scale by which numbers, less offsets, are standardised; `None` if
       the predictor has a scale of its own.
     - **has_intercept** - whether the model has an intercept.
     - **has_contrasts** - whether contrasts of rows take its place.
@@ -50,7 +50,7 @@ class ResponseKind(NamedTuple):
       density have an augmentation, or it needs none.
     - **beside** - what each response has beside it: ``"totals"``, the trials of a count, or
       ``"upper"``, the upper limit of a time, where the response is the lower one.
-    - **level** - responses, given what is beside them, as numbers that offsets are added to; of
+    - **numbers** - responses, given what is beside them, as numbers that offsets are added to; of
       trials their share.
     - **start** - for a distribution that :class:`~numpyro_spikeslab.CAVI` does not take: an
       intercept near the data, given responses, offsets and how often rows count, at which chains
@@ -76,7 +76,7 @@ class ResponseKind(NamedTuple):
     has_precisions: bool = False
     has_fractions: bool = True
     beside: str | None = None
-    level: Callable[[Numbers, Numbers], Numbers] = lambda y, beside: y
+    numbers: Callable[[Numbers, Numbers], Numbers] = lambda y, beside: y
     start: Callable[..., float] | None = None
     mean: Callable[[dist.Distribution], Any] = attrgetter("mean")
     warmup: int = 500
@@ -283,7 +283,7 @@ def _times(name: str, of: type[Time], *sites: str) -> ResponseKind:
         # the scale of logarithms without a site is known
         units=moments if sites else lambda y, weights: (moments(y, weights)[0], 1.0),
         beside="upper",
-        level=log_times,
+        numbers=log_times,
         start=lambda y, offset, count: 0.0,
         mean=attrgetter("median"),
         ratio="time_ratio",
@@ -333,7 +333,7 @@ KINDS = (
         check=check_counts,
         ends=(0.0, 1.0),
         beside="totals",
-        level=lambda y, totals: y / totals,
+        numbers=lambda y, totals: y / totals,
         ratio="odds_ratio",
         advice=of_log_odds,
     ),

@@ -16,7 +16,7 @@ from jax.flatten_util import ravel_pytree
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 
-from numpyro_spikeslab.algebra.coefficients import coefficients_of, root_of_sum
+from numpyro_spikeslab.algebra.coefficients import coefficients_of
 from numpyro_spikeslab.algebra.search import slice_sample
 from numpyro_spikeslab.reading.coefficient_rows import ColumnsWithout
 from numpyro_spikeslab.reading.roles import NUM_UPDATES, CoefficientRole, elementwise
@@ -48,22 +48,28 @@ class LogScales:
         """Return the factors by which the scales of the coefficients are larger at new numbers."""
         return jnp.exp((x - self.x) @ self.members)
 
-    def draw(self, key: Array, conditional: Callable[[Any, Any], Any]) -> Float[Array, " R"]:
+    def draw(
+        self, key: Array, conditional: Callable, start: Any, at: Callable[[Any], Any]
+    ) -> tuple[Float[Array, " R"], Any]:
         """Draw one number after the other.
 
-        :param conditional: ``(k, x) ->`` the log likelihood of number k, given the others of x.
+        :param conditional: ``(k, x, at(x)) ->`` the log likelihood of number k, given the others.
+        :param at: what the likelihoods share at new numbers; ``start`` is that at the present ones.
+        :return: the numbers, and ``at`` these.
         """
 
-        def update(k, x):
-            likelihood = conditional(k, x)
+        def update(k, carry):
+            x, now = carry
+            likelihood = conditional(k, x, now)
 
             def log_density(y):
                 return self.log_prior(x.at[k].set(y))[k] + likelihood(y), ()
 
             new = slice_sample(random.fold_in(key, k), log_density, x[k], NUM_UPDATES)[0]
-            return x.at[k].set(new)
+            x = x.at[k].set(new)
+            return x, at(x)
 
-        return lax.fori_loop(0, len(self.x), update, self.x)
+        return lax.fori_loop(0, len(self.x), update, (self.x, start))
 
 
 def draw_scales(
@@ -81,28 +87,27 @@ def draw_scales(
     if len(scales.x) * num_inside**3 > MAX_WORK:
         return {}, columns, residual
     inside = solve_triangular(whitening[0], residual[num_obs:], lower=True)
-    F, target = E[0] / jnp.sqrt(sigma2), (inside / jnp.sqrt(sigma2))[:, None]
 
-    def conditional(k, x):
+    def at(x):
+        return coefficients_of(J, E * scales.growth(x), e, sigma2)
+
+    def conditional(k, x, now):
         """Return the log density of one scale, by the directions in which it has evidence."""
-        rows, own = (F * scales.growth(x)).T, scales.members[k][:, None]
-        root = root_of_sum(jnp.where(own, 0, rows)[None])[0]
-        both = jnp.concatenate([jnp.where(own, rows, 0).T, target], axis=1)
-        white = solve_triangular(root, both, trans=1)
-        variances, directions = jnp.linalg.eigh(white[:, :-1] @ white[:, :-1].T)
-        squares = (white[:, -1] @ directions) ** 2
+        white = now.whitening[0] / jnp.sqrt(sigma2)
+        own = white @ jnp.where(scales.members[k], now.E[0], 0)
+        shares, directions = jnp.linalg.eigh(own @ own.T)
+        squares = ((white @ inside) @ directions) ** 2
 
         def log_density(y):
-            total = 1 + jnp.exp(2 * (y - x[k])) * jnp.maximum(variances, 0)
+            total = 1 + jnp.expm1(2 * (y - x[k])) * jnp.clip(shares, 0, 1)
             return -0.5 * jnp.sum(jnp.log(total) + squares / total)
 
         return log_density
 
-    x = scales.draw(key, conditional)
-    scale = scales.growth(x)
+    x, coefficients = scales.draw(key, conditional, columns.coefficients, at)
     prior = columns.standard.prior
-    standard = columns.standard._replace(prior=prior._replace(scale=prior.scale * scale))
-    coefficients = coefficients_of(J, E * scale, e, sigma2)
+    prior = prior._replace(scale=prior.scale * scales.growth(x))
+    standard = columns.standard._replace(prior=prior)
     columns = columns._replace(standard=standard, coefficients=coefficients)
     residual = jnp.concatenate([residual[:num_obs], coefficients.whitening[0] @ inside])
     return scales.unflatten(jnp.exp(x)), columns, residual
@@ -126,12 +131,14 @@ def move_scales(
     rows, u, values_at = now.coefficients(now.values | sites)
     parts = jnp.where(now.at.relative[:, 0] > 0, (scales.members * u) @ rows, 0)
 
-    def conditional(k, x):
-        start = f + ((jnp.exp(x - scales.x) - 1) @ parts).reshape(f.shape)
-        part = (jnp.exp(x[k] - scales.x[k]) * parts[k]).reshape(f.shape)
-        return lambda y: jnp.sum(log_density(start + jnp.expm1(y - x[k]) * part))
+    def at(x):
+        return f + (jnp.expm1(x - scales.x) @ parts).reshape(f.shape)
 
-    x = scales.draw(key, conditional)
+    def conditional(k, x, now):
+        part = parts[k].reshape(f.shape)
+        return lambda y: jnp.sum(log_density(now + jnp.expm1(y - x[k]) * part))
+
+    x, _ = scales.draw(key, conditional, f, at)
     moved = values_at(u * scales.growth(x)) | scales.unflatten(jnp.exp(x))
     return sites | {k: x.astype(now.values[k].dtype) for k, x in moved.items()}
 

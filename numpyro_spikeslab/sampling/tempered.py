@@ -74,8 +74,7 @@ def evidence_of_functions(
             bar.update()
     se = float(logs.std(ddof=1) / len(logs) ** 0.5)
     if se > MAX_SE:
-        doubt = f"{USER}: the standard error is {se:.2f}. Take more particles."
-        warnings.warn(doubt, stacklevel=4)
+        warnings.warn(f"{USER}: the standard error is {se:.2f}. Take more particles.", stacklevel=4)
     return Evidence(float(logsumexp(logs) - np.log(len(logs))), se)
 
 

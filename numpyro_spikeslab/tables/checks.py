@@ -94,7 +94,7 @@ def checked_rows(
     if not rows.seen.any():
         raise bad("weights, totals", "zeros", "rows that were seen, with trials")
     y, offset, beside = (x[rows.seen] for x in (rows.y, rows.offset, rows.beside))
-    y = kind.level(y, beside)
+    y = kind.numbers(y, beside)
     for response in y - offset, *([y] if y[0] in kind.ends else []):
         if np.std(response) <= ROUNDING * np.max(np.abs(response)):
             raise bad("y", f"{response[0]} in every row", "numbers that differ")

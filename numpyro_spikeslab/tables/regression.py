@@ -163,7 +163,12 @@ def sparse_regression(
         pyarrow or modin, whose column names label ``feature``; two or more such tables with the
         same labels; or a formula of the columns of ``data``, such as
         ``"progression ~ age*sex + bs(bmi, 4) + C(region)"``, which ``formulaic`` reads. The columns
-        of a term are one group, the intercept is always in.
+        of a term are one group, the intercept is always in. Random effects are
+        terms in brackets, as in lme4: ``"y ~ x + z + (1 | clinic)"`` for an intercept of each
+        clinic, ``(0 + x | clinic)`` for a slope, ``(x | clinic)`` for both, with independent
+        scales. The posterior has ``sd_clinic`` and ``sd_clinic_x``, and by label of the clinic
+        ``effect_clinic`` and ``effect_clinic_x``, in the units of the response and the table; the
+        prior of ``sd_clinic`` is HalfNormal(1) in standard units.
     :param y: the response, shape (N,); not with a formula, which names it.
     :param data: a DataFrame of any of these libraries, for a formula.
     :param likelihood: the distribution of the response, a name above.

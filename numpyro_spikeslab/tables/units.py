@@ -75,7 +75,7 @@ def standardise(
     Z = rows.effects - means
     y_mean, y_sd, noise, parts = 0.0, 1.0, 1.0, None
     if kind.units is not None:
-        y = kind.level(y, rows.beside) - rows.offset
+        y = kind.numbers(y, rows.beside) - rows.offset
         y_mean, y_sd = map(float, kind.units(y, rows.weights))
         y = (y - y_mean) / y_sd
     if kind.has_contrasts:

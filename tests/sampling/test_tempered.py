@@ -85,8 +85,10 @@ def test_known_scales(monkeypatch):
     rise = tempered.next_rise
     monkeypatch.setattr(tempered, "next_rise", lambda *args: powers.append(1) or rise(*args))
     monkeypatch.setattr(tempered, "MAX_SE", 0.0)
-    held = handlers.condition(model, {"phi_scale": jnp.full(1, 0.8), "noise": 0.3})
-    options = {"num_particles": 32, "num_islands": 8, "progress_bar": False, "calls": calls}
+    held = handlers.condition(
+        partial(model, calls=calls), {"phi_scale": jnp.full(1, 0.8), "noise": 0.3}
+    )
+    options = {"num_particles": 32, "num_islands": 8, "progress_bar": False}
     with pytest.warns(UserWarning, match="standard error is .* more particles"):
         evidence = nss.tempered_evidence(random.key(0), held, X, Y, **options)
     assert abs(evidence.value - with_priors(0.8, 0.3)) < 3 * evidence.se + 0.05
@@ -101,6 +103,26 @@ def test_learnt_noise_and_length():
     assert evidence.se < 0.2
     table = nss.compare_models({"one": evidence, "other": evidence._replace(value=0.0)})
     assert table.index[0] == "other"
+
+
+def test_the_evidence_of_two_functions_of_six_tasks_is_above_the_bound_of_a_fit():
+    x, rng = np.linspace(0.0, 5.0, 20), np.random.default_rng(0)
+    waves = np.stack([np.sin(1.5 * x), np.cos(2.5 * x + 1)])
+    weights = [[1.0, 0.0], [0.8, 0.0], [0.0, 1.0], [0.0, -1.2], [1.0, 1.0], [0.0, 0.0]]
+    data = x, (weights @ waves).T + 0.3 * rng.normal(size=(20, 6))
+    scales = {"inclusion": 0.4, "slab_scale": 1.0, "noise": np.full(6, 0.3)}
+    scales = {name: jnp.asarray(value) for name, value in scales.items()}
+    values = {}
+    for M in (1, 2):
+        held = scales | {"phi_scale": jnp.full(M, 0.8)}
+        model = handlers.condition(nss.models.mtmkl([SMOOTH] * M), held)
+        options = {"num_particles": 32, "progress_bar": False}
+        values[M] = nss.tempered_evidence(random.key(0), model, *data, **options).value
+        fit = nss.CAVI(model, nss.PairedGuide(model)).run(
+            random.key(0), 100, *data, progress_bar=False
+        )
+        assert -fit.losses[-1] < values[M] < 10 - fit.losses[-1]
+    assert values[2] > values[1] + 50
 
 
 LIKELIHOODS = {
