@@ -91,6 +91,9 @@ def bent_by(density: Program | None) -> str | None:
     assert density is not None
     needed, _ = dce_jaxpr(density.jaxpr, [k == 0 for k in range(len(density.jaxpr.outvars))], True)
     predictor: Any = needed.invars[-1]
+    if predictor.aval.size == 1:
+        # a single observation has no other
+        return None
     return _first_bent(needed, [predictor], predictor.aval.shape)
 
 
