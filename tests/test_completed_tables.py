@@ -90,7 +90,7 @@ def test_each_chain_predicts_rows_of_its_own_table(alone, pooled, tmp_path):
     for k, tree in enumerate(alone):
         mine = nss.predict(tree, kind="predictor").values
         np.testing.assert_allclose(f.isel(chain=f["table"] == k), mine, rtol=1e-12)
-    np.testing.assert_array_equal(nss.predict(again, kind="predictor"), f)
+    np.testing.assert_allclose(nss.predict(again, kind="predictor"), f, rtol=1e-12)
     new = nss.predict(pooled, X[:3], kind="predictor")
     mine = [nss.predict(tree, X[:3], kind="predictor").values for tree in alone]
     np.testing.assert_allclose(new, np.concatenate(mine), rtol=1e-12)
@@ -117,7 +117,8 @@ def test_diagnostics_are_within_tables_and_rubins_share_is_between(alone, pooled
         np.testing.assert_allclose(got[column], joined[column].mean(axis=1), atol=1e-12)
     between = joined["mean"].var(axis=1) * 4 / 3
     total = between + (joined["sd"] ** 2).mean(axis=1)
-    np.testing.assert_allclose(got["between_tables"], between / total, rtol=2e-3)
+    # ArviZ divides squares by the number of draws in older releases, by one less in newer ones
+    np.testing.assert_allclose(got["between_tables"], between / total, rtol=0.02)
     over_tables = arviz_stats.rhat(pooled["posterior"].to_dataset()["w"].sel(feature="age"))
     assert over_tables.item() > got["r_hat"]["w[age]"]
     assert np.isnan(summary.loc["w[batch]", ["r_hat", "between_tables"]].astype(float)).all()

@@ -10,8 +10,8 @@ from packaging.version import Version
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# conda-forge's package without the window toolkits
-CONDA = {"matplotlib": "matplotlib-base"}
+# conda-forge's package without the window toolkits, and that for Python
+CONDA = {"matplotlib": "matplotlib-base", "flatbuffers": "python-flatbuffers"}
 
 
 def lower_bounds(requirements: list[str], python: str) -> dict[str, Version]:
