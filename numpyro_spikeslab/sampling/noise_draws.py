@@ -128,7 +128,7 @@ def given_spikes(
     return terms, weights + scales * moved[: scales.size]
 
 
-def draw_scales(key: Array, now: Current, new: dict[str, Any]) -> dict[str, Any]:
+def draw_noise_sites(key: Array, now: Current, new: dict[str, Any]) -> dict[str, Any]:
     """Draw the sites on which only noise scales depend, given the residuals: number by number.
 
     :param new: values of sites that have been drawn, the weights among them.

@@ -18,7 +18,7 @@ from numpyro_spikeslab.reading.roles import SlabRole
 from numpyro_spikeslab.sampling.current import Current
 from numpyro_spikeslab.sampling.density_step import AdaptState, draw_with_density
 from numpyro_spikeslab.sampling.kernel import BlockKernel, start_inclusion
-from numpyro_spikeslab.sampling.noise_draws import draw_noise, draw_scales
+from numpyro_spikeslab.sampling.noise_draws import draw_noise, draw_noise_sites
 from numpyro_spikeslab.sampling.pair_draws import (
     ShareOfSingles,
     draw_pairs,
@@ -183,7 +183,7 @@ class PairedGibbs(BlockKernel):
         else:
             drawn, adapt_state = draw_with_density(key, now, adapt_state, self._collapsed)
         new, pairs = drawn.sites, now.weights(drawn.sites)
-        new |= draw_scales(key_scales, now, new)
+        new |= draw_noise_sites(key_scales, now, new)
         if now.roles():
             # scales are drawn without the excluded slabs, and these after them from their prior
             scales, slabs = now.draw(keys, now.values | new, pairs, drawn.squares, pairs[0])

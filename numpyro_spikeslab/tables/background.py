@@ -42,9 +42,7 @@ class RowsGivenDraws(NamedTuple):
         :param rows: of the regression.
         """
         y, draws = dt["observed_data"].to_dataset()["y"].values.astype(float), posterior(dt)
-        of_rows = {name: rows[name].values for name in ("weights", "offset", "beside")}
-        X = rows["X"].values
-        given = Rows(X, y, **of_rows, effects=X[:, :0])
+        given = Rows.stored(rows, y)
         covariance = rows[COVARIANCE].values if COVARIANCE in rows else True
         none = np.zeros(rows.sizes["feature"], bool)
         units, data = standardise(rows["X"], given, none, kind, covariance=covariance)

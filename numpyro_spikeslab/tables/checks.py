@@ -33,6 +33,12 @@ class Rows(NamedTuple):
     beside: Float[np.ndarray, " N"]
     effects: Float[np.ndarray, "N C"]
 
+    @classmethod
+    def stored(cls, rows: xr.Dataset, y: Float[np.ndarray, " N"]) -> "Rows":
+        """Return the rows of a result without random effects."""
+        X, names = rows["X"].values, ("weights", "offset", "beside")
+        return cls(X, y, **{name: rows[name].values for name in names}, effects=X[:, :0])
+
     @property
     def seen(self) -> Bool[np.ndarray, " N"]:
         """Return which rows tell something: they count, and have trials."""

@@ -168,9 +168,7 @@ def standard_problem(dt: xr.DataTree) -> tuple[Any, dict[str, Any], dict[str, An
         inclusion[varies],
     )
     is_always = inclusion == 1
-    of_rows = {name: rows[name].values for name in ("beside", "weights", "offset")}
-    X = rows["X"].values
-    given = Rows(X, response_of(dt), **of_rows, effects=X[:, :0])
+    given = Rows.stored(rows, response_of(dt))
     covariance: Any = rows[COVARIANCE].values if COVARIANCE in rows else None
     if "background_scale" in draws and covariance is None:
         covariance = True
