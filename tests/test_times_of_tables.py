@@ -6,8 +6,20 @@ import pandas as pd
 import pytest
 from refusals import refusals
 from scipy import optimize, stats
-from test_likelihoods_of_tables import INCLUSION, exact
-from truth.time_cases import NUM_ROWS, SEEN, TIMES, data_of, log_density
+from scipy.special import logsumexp
+from test_likelihoods_of_tables import INCLUSION, exact, log_slabs
+from truth.time_cases import (
+    BREAKS,
+    LOG_HAZARD,
+    NUM_ROWS,
+    SEEN,
+    SITES,
+    TIMES,
+    Hazards,
+    data_of,
+    log_density,
+    site_of,
+)
 import xarray as xr
 
 import jax
@@ -19,7 +31,7 @@ from numpyro.infer.util import log_likelihood
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.models.responses import RESPONSES
 from numpyro_spikeslab.models.times import concordance
-from numpyro_spikeslab.reporting.arviz_data import arviz_stats, posterior
+from numpyro_spikeslab.reporting.arviz_data import arviz_stats, mean, posterior
 from numpyro_spikeslab.support.precision import double_precision
 from numpyro_spikeslab.tables.evidence import standard_problem
 
@@ -31,8 +43,8 @@ KEY = random.key(0)
 @pytest.mark.parametrize("likelihood", TIMES)
 def test_densities_and_their_slopes_are_those_of_limits(likelihood, x64):
     f, ends = data_of(likelihood)[1:]
-    sigma = 1.0 if likelihood == "exponential" else 0.7
-    sites = {} if likelihood == "exponential" else {"sigma": sigma}
+    sigma = site_of(likelihood)
+    sites = SITES.get(likelihood, {"sigma": sigma})
 
     def ours(f, sites):
         return RESPONSES[likelihood].distribution(f, ends[1], **sites).log_prob(ends[0])
@@ -43,7 +55,7 @@ def test_densities_and_their_slopes_are_those_of_limits(likelihood, x64):
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(slopes)), shift
     # beyond what is left of 1, NumPyro's censored distributions are flat
     of = RESPONSES[likelihood].distribution(jnp.array([0.0]), jnp.inf, **sites)
-    far = np.exp(sigma * 5.0)
+    far = np.exp(3.5)
     np.testing.assert_allclose(
         of.log_prob(far), TIMES[likelihood](0.0, sigma).logsf(far), rtol=1e-9
     )
@@ -55,17 +67,24 @@ def result(likelihood):
     X, offset, (low, high) = data_of(likelihood)
     names = ["chain", "draw"]
     draws = {name: (names, 0.5 + rng.random(like)) for name in RESPONSES[likelihood].own_sites}
-    draws |= {"intercept": (names, rng.normal(size=like))}
+    coords = {"feature": ["a", "b"], "row": np.arange(NUM_ROWS) + 7}
+    if likelihood == "cox":
+        draws["log_hazard"] = [*names, "piece"], LOG_HAZARD + rng.random((*like, 1))
+        coords["piece"] = [0.0, *BREAKS]
+    else:
+        draws["intercept"] = names, rng.normal(size=like)
     draws["w"] = [*names, "feature"], 0.3 * rng.normal(size=(*like, 2))
     rows = {"X": (["row", "feature"], X), "offset": ("row", offset), "upper": ("row", high)}
-    coords = {"feature": ["a", "b"], "row": np.arange(NUM_ROWS) + 7}
     attrs = {"likelihood": likelihood, "weights": "counts", "seed": 3}
     groups = {
-        "posterior": xr.Dataset(draws, {"feature": ["a", "b"]}),
+        "posterior": xr.Dataset(draws, {k: x for k, x in coords.items() if k != "row"}),
         "constant_data": xr.Dataset(rows, coords, attrs),
         "observed_data": xr.Dataset({"y": ("row", low)}, {"row": coords["row"]}),
     }
-    f = offset + draws["intercept"][1][..., None] + draws["w"][1] @ X.T
+    f = offset + draws["w"][1] @ X.T
+    if likelihood == "cox":
+        return xr.DataTree.from_dict(groups), f, draws["log_hazard"][1][:, :, None]
+    f += draws["intercept"][1][..., None]
     sigma = draws["sigma"][1][..., None] if "sigma" in draws else 1.0
     return xr.DataTree.from_dict(groups), f, sigma
 
@@ -130,6 +149,107 @@ def test_chains_agree_with_quadrature(likelihood, sort):
     ours = dt["log_likelihood"]["y"].sum("row")
     np.testing.assert_allclose(of_rows.sum(-1) + constant, ours, rtol=1e-6)
     assert dt["summary"].attrs["ratio"] == "time_ratio"
+
+
+def test_chains_agree_with_quadrature_over_hazards(tmp_path):
+    """Given weights, the hazards are independent, so that each has an integral of its own."""
+    rng, unit = np.random.default_rng(7), 24.0
+    X = rng.normal(size=(60, 2))
+    X[:, 1] = 0.6 * X[:, 0] + 0.8 * X[:, 1]
+    offset = 0.3 * rng.normal(size=60)
+    time = rng.exponential(size=60) ** 0.6 * np.exp(-0.3 * X[:, 0] - offset)
+    limit = rng.exponential(2.0, size=60)
+    y, event = np.minimum(time, limit), time <= limit
+    dt = nss.sparse_regression(
+        KEY,
+        pd.DataFrame(X * [10.0, 0.1] + [5.0, -3.0], columns=["a", "b"]),
+        unit * y,
+        event=event,
+        likelihood="cox",
+        inclusion=INCLUSION,
+        offset=offset,
+        num_samples=6000,
+        progress_bar=False,
+    )
+    draws, breaks = posterior(dt), dt["posterior"]["piece"].values[1:] / unit
+    assert len(breaks) == event.sum() // 5 - 1
+    assert np.isclose(breaks[:, None], y[event]).any(axis=1).all()
+    # in standard units
+    mean, sd = X.mean(axis=0) * [10.0, 0.1] + [5.0, -3.0], X.std(axis=0) * [10.0, 0.1]
+    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    w = draws["w"].values * sd
+    centre = np.log((event.sum() + 0.5) / (y @ np.exp(offset)))
+    shift = draws["w"].values @ mean
+    hazards = draws["log_hazard"].values + shift[..., None] + np.log(unit) - centre
+    starts, ends = np.append(0.0, breaks), np.append(breaks, np.inf)
+    exposure = np.clip(y[:, None], starts, ends) - starts
+    deaths = ((y[:, None] > starts) & (y[:, None] <= ends) & event[:, None]).sum(axis=0)
+    at = np.linspace(-4.0, 3.0, 300)
+    logs, sums = [], []
+    for model in np.ndindex(2, 2):
+        # the density of slabs is infinite at 0, which is no node
+        axes = [np.linspace(-1.2, 1.2, 160) if is_in else np.zeros(1) for is_in in model]
+        W = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
+        f = offset + W @ X.T
+        rate = np.exp(f + centre) @ exposure
+        of_pieces = deaths * at[:, None, None] - np.exp(at)[:, None, None] * rate
+        of_pieces += stats.norm.logpdf(at, 0.0, 10.0)[:, None, None]
+        integrals = logsumexp(of_pieces, axis=0)
+        means = np.einsum("agj,a->gj", np.exp(of_pieces - integrals), at)
+        log = f[:, event].sum(-1) + integrals.sum(-1)
+        included = [W[:, p] for p in range(2) if model[p]]
+        log += log_slabs(*included) if included else 0.0
+        log += np.log([x[1] - x[0] for x in axes if len(x) > 1]).sum()
+        log += np.log(np.where(model, INCLUSION, 1 - INCLUSION)).sum()
+        total = logsumexp(log)
+        logs.append(total)
+        sums.append([*model, *(np.exp(log - total) @ np.column_stack([W, means]))])
+    truth = np.exp(logs - logsumexp(logs)) @ np.array(sums)
+    values = [*np.moveaxis(w != 0, -1, 0), *np.moveaxis(w, -1, 0), *np.moveaxis(hazards, -1, 0)]
+    errors = [float(arviz_stats.mcse(x.astype(float), method="mean")) for x in values]
+    means = np.array([x.mean() for x in values])
+    assert (abs(means - truth) < 5 * np.array(errors) + 2e-3 * (1 + abs(truth))).all()
+    assert (abs(means - truth)[:2] < 0.02).all()
+    # what is stored predicts the same
+    f = offset + w @ X.T + shift[..., None]
+    of_rows = Hazards(f, draws["log_hazard"].values[:, :, None], unit * breaks)
+    np.testing.assert_allclose(
+        dt["log_likelihood"]["y"],
+        np.where(event, of_rows.logpdf(unit * y), of_rows.logsf(unit * y)),
+        rtol=1e-6,
+    )
+    dt.to_netcdf(tmp_path / "result.nc")
+    with xr.open_datatree(tmp_path / "result.nc") as stored:
+        new = nss.predict(stored, times=[unit])
+    np.testing.assert_allclose(new[..., 0], of_rows.sf(unit), rtol=1e-6)
+    assert (
+        dt["summary"].attrs["ratio"] == "hazard_ratio" and dt["observed_data"]["y"].dtype == float
+    )
+    model, samples, data, constant = standard_problem(dt)
+    with double_precision():
+        logs = np.asarray(log_likelihood(model, samples, **data, batch_ndims=2)["y"])
+    np.testing.assert_allclose(logs.sum(-1) + constant, dt["log_likelihood"]["y"].sum("row"))
+
+
+def test_hazard_ratios_are_near_those_of_the_partial_likelihood():
+    rng = np.random.default_rng(3)
+    X = pd.DataFrame(rng.normal(size=(300, 3)), columns=["a", "b", "noise"])
+    time = (rng.exponential(size=300) * np.exp(-X["a"] + 0.5 * X["b"])) ** 0.5
+    limit = rng.exponential(2.0, size=300)
+    y, event = np.minimum(time, limit), time <= limit
+    options = {"likelihood": "cox", "always": ["a", "b"], "inclusion": 1e-6}
+    dt = nss.sparse_regression(KEY, X, y, event=event, **options)
+    at_risk = y.to_numpy() >= y.to_numpy()[:, None]
+
+    def loss(w):
+        f = X[["a", "b"]].to_numpy() @ w
+        return -(f - np.log(at_risk @ np.exp(f)))[event].sum()
+
+    best = optimize.minimize(loss, [0.0, 0.0])
+    errors = np.sqrt(np.diag(best.hess_inv))
+    w = mean(dt["posterior"]["w"]).sel(feature=["a", "b"])
+    assert (abs(w.values - best.x) < errors / 3).all()
+    assert dt["summary"].attrs["concordance"] > 0.7
 
 
 def test_weights_that_are_always_in_are_near_the_maximum_of_the_likelihood():

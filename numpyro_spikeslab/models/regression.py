@@ -52,11 +52,14 @@ def sparse_regression(
     ``"lognormal"``          ``LogNormal(f, sigma)``
     ``"loglogistic"``        the exponential of ``Logistic(f, sigma)``
     ``"exponential"``        ``Exponential(exp(-f))``
+    ``"cox"``                times whose hazard is ``exp(f + log_hazard[j])`` in the piece j of
+                             time, with ``log_hazard`` from ``Normal(0, 10)``, without an intercept
     ======================== =========================================================
 
     :class:`~numpyro_spikeslab.PairedGibbs` draws all sites but ``concentration``, ``cutpoints``,
-    ``dof``, and ``sigma`` of other likelihoods than Normal, which need NUTS beside it. Where more
-    than half of the responses of a Student-t likelihood are equal, the posterior is improper.
+    ``dof``, ``log_hazard``, and ``sigma`` of other likelihoods than Normal, which need NUTS beside
+    it. Where more than half of the responses of a Student-t likelihood are equal, the posterior is
+    improper.
 
     :param noise_scale: scale of the HalfNormal prior of ``sigma``. The default is weak, since the
         noise of a standardised response is at most about 1.
@@ -69,19 +72,20 @@ def sparse_regression(
     :param heredity: the parents of interactions, likewise.
     :param likelihood: a name above, or ``"normal"``.
     :param num_levels: number K of levels of an ordered likelihood, whose responses are 0 to K - 1.
-    :return: ``model(X, y=None, always=None, offset=None, totals=1, upper=None, mask=True,
-        count=None, effects=None, background=None)`` with ``X`` of shape (N, P) and ``y`` of shape
-        (N,). ``always`` are columns without spikes, shape (N, A); their weights are the site
-        ``always``, shape (A,), with the prior :math:`\mathcal{N}(0, 10^2)`. ``offset`` is added to
-        the predictor, and ``totals`` are the trials of Binomial observations. Times lie between
-        ``y`` and ``upper``, by default at ``y``. Rows where the boolean ``mask`` is false are no
-        observations, and the others count ``count`` times, once by default. ``effects`` are columns
-        of the levels of groups by name, such as indicators, shape (N, G); the site ``effect_NAME``,
-        shape (G,), has their weights with the prior :math:`\mathcal{N}(0, \tau^2)`, and ``sd_NAME``
-        the scale, with a HalfNormal prior of scale 1. ``background`` are the ``eigenvalues`` of
-        :func:`numpyro_spikeslab.background`, which has rotated all rows of a Normal response. It
-        adds the sites ``background_scale``, with the prior of ``sigma``, and ``variance_share``: of
-        columns, background and noise.
+    :return: ``model(X, y=None, always=None, offset=None, totals=1, upper=None, breaks=(),
+        mask=True, count=None, effects=None, background=None)`` with ``X`` of shape (N, P) and ``y``
+        of shape (N,). ``always`` are columns without spikes, shape (N, A); their weights are the
+        site ``always``, shape (A,), with the prior :math:`\mathcal{N}(0, 10^2)`. ``offset`` is
+        added to the predictor, and ``totals`` are the trials of Binomial observations. Times lie
+        between ``y`` and ``upper``, by default at ``y``; ``breaks``, shape (J - 1,), are the ends
+        of all pieces of constant hazard but the last. Rows where the boolean ``mask`` is false are
+        no observations, and the others count ``count`` times, once by default. ``effects`` are
+        columns of the levels of groups by name, such as indicators, shape (N, G); the site
+        ``effect_NAME``, shape (G,), has their weights with the prior
+        :math:`\mathcal{N}(0, \tau^2)`, and ``sd_NAME`` the scale, with a HalfNormal prior of scale
+        1. ``background`` are the ``eigenvalues`` of :func:`numpyro_spikeslab.background`, which has
+        rotated all rows of a Normal response. It adds the sites ``background_scale``, with the
+        prior of ``sigma``, and ``variance_share``: of columns, background and noise.
     :raises ValueError: if there is no such likelihood.
 
     **Example**
@@ -104,12 +108,14 @@ def sparse_regression(
         offset=None,
         totals=1,
         upper=None,
+        breaks=(),
         mask=True,
         count=None,
         effects=None,
         background=None,
     ):
-        priors = kind.sites(noise_scale, num_levels)
+        size = num_levels if kind.along == "level" else len(breaks) + 1
+        priors = kind.sites(noise_scale, size)
         sites = {name: numpyro.sample(name, prior) for name, prior in priors.items()}
         slab = numpyro.sample("slab_scale", dist.HalfNormal(slab_scale))
         pi = probabilities
@@ -130,7 +136,7 @@ def sparse_regression(
         if offset is not None:
             f += offset
         # NumPyro takes levels as integers alone
-        y = jnp.asarray(y, int) if kind.num_levels and y is not None else y
+        y = jnp.asarray(y, int) if kind.along == "level" and y is not None else y
         if background is not None:
             tau = numpyro.sample("background_scale", dist.HalfNormal(noise_scale))
             variances = tau**2 * background + sites["sigma"] ** 2
@@ -142,6 +148,8 @@ def sparse_regression(
         if kind.has_limits:
             # times that are drawn have no limits
             beside = jnp.inf if y is None else y if upper is None else upper
+        if kind.along == "piece":
+            sites["breaks"] = jnp.asarray(breaks, float)
         counted = nullcontext() if count is None else handlers.scale(scale=count)
         with numpyro.plate("row", X.shape[0]), handlers.mask(mask=mask), counted:
             numpyro.sample("y", kind.distribution(f, beside, **sites), obs=y)

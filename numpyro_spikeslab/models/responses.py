@@ -15,7 +15,14 @@ from jax.scipy.special import ndtr
 
 import numpyro.distributions as dist
 
-from numpyro_spikeslab.models.times import LogLogisticTime, LogNormalTime, Time, WeibullTime
+from numpyro_spikeslab.models.times import (
+    LogLogisticTime,
+    LogNormalTime,
+    PiecewiseTime,
+    ScaledTime,
+    WeibullTime,
+    event_breaks,
+)
 from numpyro_spikeslab.support.messages import bad
 
 ROUNDING = 1e-12
@@ -34,16 +41,19 @@ class ResponseKind(NamedTuple):
     - **distribution** - of observations, given the predictor, what is beside the response, and the
       sites by name.
     - **sites** - priors of the distribution's own sites in standard units, given the scale of noise
-      and the number of levels.
+      and `size`.
     - **free_sites** - the sites that need NUTS.
     - **check** - refuses responses, given with what is beside them, that the distribution does not
       allow.
     - **ends** - responses, divided by trials, that are most probable at an infinite predictor.
-    - **units** - centre and scale by which numbers, less offsets, are standardised; `None` if
-      the predictor has a scale of its own.
+    - **units** - centre and scale of the response, from rows with offsets and weights; `None` if
+      the predictor has a scale and a centre of its own.
+    - **in_units** - arguments of the model for the response, from rows, centre and scale.
     - **has_intercept** - whether the model has an intercept.
     - **has_contrasts** - whether contrasts of rows take its place.
-    - **num_levels** - of classes in order, whose cut points take its place; else 0.
+    - **along** - the dimension of what takes its place: ``"level"`` of classes in order, which have
+      cut points, or ``"piece"`` of time, which have hazards.
+    - **size** - how many of these there are, else 0.
     - **has_precisions** - whether weights of rows are precisions; else they are how often a row
       counts.
     - **has_fractions** - whether a row may count a fraction of a time: whether powers of the
@@ -52,9 +62,8 @@ class ResponseKind(NamedTuple):
       ``"upper"``, the upper limit of a time, where the response is the lower one.
     - **numbers** - responses, given what is beside them, as numbers that offsets are added to; of
       trials their share.
-    - **start** - for a distribution that :class:`~numpyro_spikeslab.CAVI` does not take: an
-      intercept near the data, given responses, offsets and how often rows count, at which chains
-      start.
+    - **start** - for a distribution that :class:`~numpyro_spikeslab.CAVI` does not take: where
+      chains start, near the data, given responses, offsets and how often rows count; by site.
     - **mean** - of responses, or their location or median where a distribution may have no mean.
     - **warmup** - default number of steps of warm-up, by which chains of all but Normal likelihoods
       learn their proposals.
@@ -65,19 +74,24 @@ class ResponseKind(NamedTuple):
 
     name: str
     distribution: Callable[..., dist.Distribution]
-    sites: Callable[[Any, int], dict[str, dist.Distribution]] = lambda noise, levels: {}
+    sites: Callable[[Any, int], dict[str, dist.Distribution]] = lambda noise, size: {}
     free_sites: tuple[str, ...] = ()
     check: Callable[[Numbers, Numbers], None] = lambda y, beside: None
     ends: tuple[float, ...] = ()
-    units: Callable[..., tuple[float, float]] | None = None
+    units: Callable[[Any], tuple[float, float]] | None = None
+    in_units: Callable[[Any, float, float], dict[str, Any]] = lambda rows, centre, scale: {
+        "y": rows.y,
+        "offset": rows.offset,
+    }
     has_intercept: bool = True
     has_contrasts: bool = False
-    num_levels: int = 0
+    along: str | None = None
+    size: int = 0
     has_precisions: bool = False
     has_fractions: bool = True
     beside: str | None = None
     numbers: Callable[[Numbers, Numbers], Numbers] = lambda y, beside: y
-    start: Callable[..., float] | None = None
+    start: Callable[..., dict[str, float]] | None = None
     mean: Callable[[dist.Distribution], Any] = attrgetter("mean")
     warmup: int = 500
     ratio: str | None = None
@@ -86,7 +100,7 @@ class ResponseKind(NamedTuple):
     @property
     def own_sites(self) -> dict[str, dist.Distribution]:
         """Return the priors of the distribution's own sites for a noise of 1."""
-        return self.sites(1.0, self.num_levels)
+        return self.sites(1.0, self.size)
 
     @property
     def has_trials(self) -> bool:
@@ -110,6 +124,30 @@ class ResponseKind(NamedTuple):
         """Compute the log likelihood of rows, those of weight k counted k times unless weights are
         precisions, which the distributions have."""
         return distribution.log_prob(y) * (1.0 if self.has_precisions else weights)
+
+
+def in_standard_units(rows: Any, centre: float, scale: float) -> dict[str, Any]:
+    """Standardise numbers."""
+    return {"y": (rows.y - rows.offset - centre) / scale}
+
+
+def trials(rows: Any, centre: float, scale: float) -> dict[str, Any]:
+    """Return counts with their totals."""
+    return {"y": rows.y, "offset": rows.offset, "totals": rows.beside}
+
+
+def scaled_times(rows: Any, centre: float, scale: float) -> dict[str, Any]:
+    """Standardise logarithms of limits of times."""
+    unit = np.exp(rows.offset + centre)
+    lower, upper = ((x / unit) ** (1 / scale) for x in (rows.y, rows.beside))
+    return {"y": lower, "upper": upper}
+
+
+def times_in_pieces(rows: Any, centre: float, scale: float) -> dict[str, Any]:
+    """Return limits of times, whose log hazards are relative to a centre."""
+    breaks = event_breaks(rows.beside, rows.weights)
+    offset = rows.offset + centre
+    return {"y": rows.y, "upper": rows.beside, "offset": offset, "breaks": breaks}
 
 
 class Fitted(NamedTuple):
@@ -173,7 +211,7 @@ def weighted_median(y: Numbers, weights: Numbers) -> float:
     return float(y[order][ends].mean())
 
 
-def median_and_deviation(y: Numbers, weights: Numbers) -> tuple[float, float]:
+def median_and_deviation(rows: Any) -> tuple[float, float]:
     """Compute median and median absolute deviation, in units of a Normal's standard deviation.
 
     Outliers do not move them.
@@ -182,8 +220,9 @@ def median_and_deviation(y: Numbers, weights: Numbers) -> tuple[float, float]:
         the density of ``sigma`` near 0 is that of ``sigma ** (dof * m - k + 1)``, whose integral is
         infinite then even under tails like Cauchy's, with a ``dof`` of 1.
     """
-    centre = weighted_median(y, weights)
-    deviation = weighted_median(np.abs(y - centre), weights)
+    y = rows.y - rows.offset
+    centre = weighted_median(y, rows.weights)
+    deviation = weighted_median(np.abs(y - centre), rows.weights)
     if deviation <= ROUNDING * np.max(np.abs(y)):
         got = f"{centre:g} in more than half of the rows, where noise of a Student-t may vanish"
         remedy = (
@@ -198,6 +237,13 @@ def log_rate(y: Numbers, offset: Numbers, count: Any) -> float:
     """Compute the logarithm of the mean count for an exposure of 1."""
     # half a count more is finite without counts
     return float(np.log(((count * y).sum() + 0.5) / (count * np.exp(offset)).sum()))
+
+
+def log_hazard(rows: Any) -> tuple[float, float]:
+    """Compute the log of the mean hazard; it has no other unit than that of time."""
+    exposure = rows.offset + log_times(rows.y, rows.beside)
+    events = 1.0 * np.isfinite(rows.beside)
+    return log_rate(events, exposure, rows.weights), 1.0
 
 
 FALSE_ALARM = 0.01
@@ -271,20 +317,26 @@ def uniform_levels(levels: int) -> dist.Distribution:
 of_log_odds, of_probits = (partial(advice_on_separation, limit) for limit in (13.0, 7.5))
 
 
-def _times(name: str, of: type[Time], *sites: str) -> ResponseKind:
+def _times(name: str, of: type[ScaledTime], *sites: str) -> ResponseKind:
     """Make a kind of times whose logarithms have the predictor as their location."""
+
+    def units(rows: Any) -> tuple[float, float]:
+        mean, sd = moments(log_times(rows.y, rows.beside) - rows.offset, rows.weights)
+        # the scale of logarithms without a site is known
+        return mean, sd if sites else 1.0
+
     return ResponseKind(
         name,
         lambda f, upper, sigma=1.0: of(f, sigma, upper),
         # of logarithms in units of their standard deviation, as the noise of a Normal response
-        lambda noise, levels: {site: dist.HalfNormal(noise) for site in sites},
+        lambda noise, size: {site: dist.HalfNormal(noise) for site in sites},
         sites,
         check=check_times,
-        # the scale of logarithms without a site is known
-        units=moments if sites else lambda y, weights: (moments(y, weights)[0], 1.0),
+        units=units,
+        in_units=scaled_times,
         beside="upper",
         numbers=log_times,
-        start=lambda y, offset, count: 0.0,
+        start=lambda y, offset, count: {"intercept": 0.0},
         mean=attrgetter("median"),
         ratio="time_ratio",
     )
@@ -294,8 +346,9 @@ KINDS = (
     ResponseKind(
         "normal",
         lambda f, totals, sigma: dist.Normal(f, sigma),
-        lambda noise, levels: {"sigma": dist.HalfNormal(noise)},
-        units=moments,
+        lambda noise, size: {"sigma": dist.HalfNormal(noise)},
+        units=lambda rows: moments(rows.y - rows.offset, rows.weights),
+        in_units=in_standard_units,
         has_intercept=False,
         has_contrasts=True,
         has_precisions=True,
@@ -306,9 +359,10 @@ KINDS = (
         "student",
         lambda f, totals, sigma, dof: dist.StudentT(dof, f, sigma),
         # the prior of Juarez and Steel (2010) allows all tails from heavy to Normal ones
-        lambda noise, levels: {"sigma": dist.HalfNormal(noise), "dof": dist.Gamma(2.0, 0.1)},
+        lambda noise, size: {"sigma": dist.HalfNormal(noise), "dof": dist.Gamma(2.0, 0.1)},
         ("sigma", "dof"),
         units=median_and_deviation,
+        in_units=in_standard_units,
         mean=attrgetter("loc"),
     ),
     ResponseKind(
@@ -332,6 +386,7 @@ KINDS = (
         lambda f, totals: dist.Binomial(totals, logits=f),
         check=check_counts,
         ends=(0.0, 1.0),
+        in_units=trials,
         beside="totals",
         numbers=lambda y, totals: y / totals,
         ratio="odds_ratio",
@@ -340,11 +395,12 @@ KINDS = (
     ResponseKind(
         "ordered",
         lambda f, totals, cutpoints: dist.OrderedLogistic(f, cutpoints),
-        lambda noise, levels: {"cutpoints": uniform_levels(levels)},
+        lambda noise, size: {"cutpoints": uniform_levels(size)},
         ("cutpoints",),
         ends=(0.0,),
         has_intercept=False,
-        num_levels=2,
+        along="level",
+        size=2,
         mean=attrgetter("probs"),
         ratio="odds_ratio",
         advice=of_log_odds,
@@ -354,14 +410,14 @@ KINDS = (
         lambda f, totals: dist.Poisson(jnp.exp(f)),
         check=check_counts,
         ends=(0.0,),
-        start=log_rate,
+        start=lambda y, offset, count: {"intercept": log_rate(y, offset, count)},
         ratio="rate_ratio",
         advice=advice_on_variance,
     ),
     ResponseKind(
         "negative_binomial",
         lambda f, totals, concentration: dist.NegativeBinomial2(jnp.exp(f), concentration),
-        lambda noise, levels: {"concentration": dist.LogNormal(0.0, 2.0)},
+        lambda noise, size: {"concentration": dist.LogNormal(0.0, 2.0)},
         ("concentration",),
         check=check_counts,
         ends=(0.0,),
@@ -371,6 +427,23 @@ KINDS = (
     _times("lognormal", LogNormalTime, "sigma"),
     _times("loglogistic", LogLogisticTime, "sigma"),
     _times("exponential", WeibullTime),
+    ResponseKind(
+        "cox",
+        lambda f, upper, log_hazard, breaks: PiecewiseTime(f, log_hazard, breaks, upper),
+        lambda noise, size: {"log_hazard": dist.Normal(0.0, WIDE).expand([size]).to_event(1)},
+        ("log_hazard",),
+        check=check_times,
+        units=log_hazard,
+        in_units=times_in_pieces,
+        has_intercept=False,
+        along="piece",
+        size=1,
+        beside="upper",
+        numbers=log_times,
+        start=lambda y, offset, count: {},
+        mean=attrgetter("median"),
+        ratio="hazard_ratio",
+    ),
 )
 RESPONSES = {kind.name: kind for kind in KINDS}
 """The kinds by name."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times until an event, seen or known between limits: their logarithms have a location."""
+"""Times until an event, seen or known between limits: of scaled logarithms, or by their hazard."""
 
 import math
 from typing import Any, ClassVar
@@ -19,89 +19,193 @@ from numpyro.distributions.util import promote_shapes, validate_sample
 
 
 class Time(dist.Distribution):
-    """Times whose logarithm is ``loc + scale * z``.
-
-    Subclasses have the distribution of z:
-
-    - **log_density** - of z.
-    - **log_survival** - log probability that z is larger.
-    - **exceeded** - the z that is exceeded with a probability.
+    """Times that are seen, or known between limits.
 
     A value is the limit below which a time does not lie, 0 if there is none, and ``upper`` the one
     above which it does not lie; an event is seen where they are equal. NumPyro's censored
     distributions round survival below the smallest difference from 1 up to it.
 
-    :param upper: upper limits; infinite where a time is later than its value.
+    Subclasses have ``loc``, ``upper`` (upper limits; infinite where a time is later than its value)
+    and
+
+    - **log_density** - of positive times.
+    - **log_survival** - log probability of later times.
+    - **exceeded** - the times that are exceeded with a probability.
     """
 
-    arg_constraints: ClassVar = {"loc": constraints.real, "scale": constraints.positive}
     support = constraints.nonnegative
-    pytree_data_fields = ("loc", "scale", "upper")
     log_density: ClassVar[Any]
     log_survival: ClassVar[Any]
     exceeded: ClassVar[Any]
 
-    def __init__(self, loc: Any, scale: Any, upper: Any, *, validate_args: bool | None = None):
-        shape = lax.broadcast_shapes(*map(jnp.shape, (loc, scale, upper)))
-        self.loc, self.scale, self.upper = promote_shapes(loc, scale, upper, shape=shape)
-        super().__init__(shape, validate_args=validate_args)
-
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Any:
         """Draw times, without a look at limits."""
         tiny = jnp.finfo(jnp.result_type(float)).tiny
-        u = random.uniform(key, self.shape(sample_shape), minval=tiny)
-        return jnp.exp(self.loc + self.scale * self.exceeded(u))
+        return self.exceeded(random.uniform(key, self.shape(sample_shape), minval=tiny))
 
     @property
     def median(self) -> Any:
         """Return the time that half of the events precede."""
-        return jnp.exp(self.loc + self.scale * self.exceeded(0.5))
+        return self.exceeded(0.5)
 
     @validate_sample
     def log_prob(self, value: Any) -> Any:
         """Compute the log density of events, and log probabilities of limits."""
 
-        def standard(time: Any) -> tuple[Any, Any]:
+        def inside(time: Any) -> tuple[Any, Any]:
             # where a slope is not a number, no term of 0 hides it
-            inside = (time > 0) & (time < jnp.inf)
-            log_time = jnp.log(jnp.where(inside, time, 1.0))
-            return inside, (log_time - self.loc) / self.scale
+            is_inside = (time > 0) & (time < jnp.inf)
+            return is_inside, jnp.where(is_inside, time, 1.0)
 
-        has_lower, low = standard(value)
-        has_upper, high = standard(self.upper)
+        has_lower, low = inside(value)
+        has_upper, high = inside(self.upper)
         log_later = jnp.where(has_lower, self.log_survival(low), 0.0)
         is_seen = value == self.upper
         is_between = has_upper & ~is_seen
         # relative to the probability above the lower limit
         log_beyond = jnp.where(is_between, self.log_survival(high) - log_later, -1.0)
         log_between = jnp.where(is_between, jnp.log(-jnp.expm1(log_beyond)), 0.0)
-        # of the time, not of its logarithm
-        log_unit = jnp.log(jnp.where(has_lower, value, 1.0)) + jnp.log(self.scale)
-        return jnp.where(is_seen, self.log_density(low) - log_unit, log_later + log_between)
+        return jnp.where(is_seen, self.log_density(low), log_later + log_between)
 
 
-class WeibullTime(Time):
+class ScaledTime(Time):
+    """Times whose logarithm is ``loc + scale * z``.
+
+    Subclasses have the log density of z, the log probability of larger ones, and the z that is
+    exceeded with a probability.
+    """
+
+    arg_constraints: ClassVar = {"loc": constraints.real, "scale": constraints.positive}
+    pytree_data_fields = ("loc", "scale", "upper")
+    log_density_of_z: ClassVar[Any]
+    log_survival_of_z: ClassVar[Any]
+    exceeded_z: ClassVar[Any]
+
+    def __init__(self, loc: Any, scale: Any, upper: Any, *, validate_args: bool | None = None):
+        shape = lax.broadcast_shapes(*map(jnp.shape, (loc, scale, upper)))
+        self.loc, self.scale, self.upper = promote_shapes(loc, scale, upper, shape=shape)
+        super().__init__(shape, validate_args=validate_args)
+
+    def _z(self, time: Any) -> Any:
+        return (jnp.log(time) - self.loc) / self.scale
+
+    def log_density(self, time: Any) -> Any:
+        """Compute that of z, in units of the time."""
+        log_unit = jnp.log(time) + jnp.log(self.scale)
+        return self.log_density_of_z(self._z(time)) - log_unit
+
+    def log_survival(self, time: Any) -> Any:
+        """Compute that of z."""
+        return self.log_survival_of_z(self._z(time))
+
+    def exceeded(self, probability: Any) -> Any:
+        """Compute the times of z."""
+        return jnp.exp(self.loc + self.scale * self.exceeded_z(probability))
+
+
+class WeibullTime(ScaledTime):
     """Times by Weibull with the scale ``exp(loc)`` and the shape ``1 / scale``."""
 
-    log_density = staticmethod(lambda z: z - jnp.exp(z))
-    log_survival = staticmethod(lambda z: -jnp.exp(z))
-    exceeded = staticmethod(lambda probability: jnp.log(-jnp.log(probability)))
+    log_density_of_z = staticmethod(lambda z: z - jnp.exp(z))
+    log_survival_of_z = staticmethod(lambda z: -jnp.exp(z))
+    exceeded_z = staticmethod(lambda probability: jnp.log(-jnp.log(probability)))
 
 
-class LogNormalTime(Time):
+class LogNormalTime(ScaledTime):
     """Times whose logarithm is Normal."""
 
-    log_density = staticmethod(norm.logpdf)
-    log_survival = staticmethod(lambda z: log_ndtr(-z))
-    exceeded = staticmethod(lambda probability: -ndtri(probability))
+    log_density_of_z = staticmethod(norm.logpdf)
+    log_survival_of_z = staticmethod(lambda z: log_ndtr(-z))
+    exceeded_z = staticmethod(lambda probability: -ndtri(probability))
 
 
-class LogLogisticTime(Time):
+class LogLogisticTime(ScaledTime):
     """Times whose logarithm is logistic."""
 
-    log_density = staticmethod(lambda z: -softplus(z) - softplus(-z))
-    log_survival = staticmethod(lambda z: -softplus(z))
-    exceeded = staticmethod(lambda probability: -logit(probability))
+    log_density_of_z = staticmethod(lambda z: -softplus(z) - softplus(-z))
+    log_survival_of_z = staticmethod(lambda z: -softplus(z))
+    exceeded_z = staticmethod(lambda probability: -logit(probability))
+
+
+class PiecewiseTime(Time):
+    """Times whose hazard is ``exp(loc + log_hazard[j])`` in the piece j.
+
+    With a piece for each event, and hazards at their maximum, the likelihood is nearly Cox's
+    partial one (Breslow, 1974, *Covariance analysis of censored survival data*).
+
+    :param log_hazard: log hazards of the pieces at ``loc`` 0, shape (..., J).
+    :param breaks: the ends of all pieces but the last, which has none, shape (J - 1,).
+    """
+
+    arg_constraints: ClassVar = {
+        "loc": constraints.real,
+        "log_hazard": constraints.real_vector,
+        "breaks": constraints.positive_ordered_vector,
+    }
+    pytree_data_fields = ("loc", "log_hazard", "breaks", "upper")
+
+    def __init__(
+        self,
+        loc: Any,
+        log_hazard: Any,
+        breaks: Any,
+        upper: Any,
+        *,
+        validate_args: bool | None = None,
+    ):
+        shapes = jnp.shape(loc), jnp.shape(upper), jnp.shape(log_hazard)[:-1]
+        shape = lax.broadcast_shapes(*shapes)
+        self.loc, self.upper = promote_shapes(loc, upper, shape=shape)
+        self.log_hazard, self.breaks = log_hazard, breaks
+        super().__init__(shape, validate_args=validate_args)
+
+    @property
+    def _ends(self) -> tuple[Any, Any]:
+        breaks = jnp.asarray(self.breaks)
+        return jnp.append(0.0, breaks), jnp.append(breaks, jnp.inf)
+
+    def log_survival(self, time: Any) -> Any:
+        """Compute the integral of the hazard, with a minus."""
+        starts, ends = self._ends
+        spent = jnp.clip(time[..., None], starts, ends) - starts
+        return -jnp.exp(self.loc) * jnp.sum(spent * jnp.exp(self.log_hazard), -1)
+
+    def log_density(self, time: Any) -> Any:
+        """Compute the log of hazard times survival."""
+        starts, ends = self._ends
+        is_in = (time[..., None] > starts) & (time[..., None] <= ends)
+        log_hazard = self.loc + jnp.sum(jnp.where(is_in, self.log_hazard, 0.0), -1)
+        return log_hazard + self.log_survival(time)
+
+    def exceeded(self, probability: Any) -> Any:
+        """Compute where the integral of the hazard is that of the probability."""
+        starts, ends = self._ends
+        hazard = jnp.exp(self.log_hazard)
+        of_pieces = hazard * (ends - starts)
+        ended = jnp.cumsum(of_pieces[..., :-1], -1)
+        before = jnp.concatenate([jnp.zeros_like(of_pieces[..., :1]), ended], -1)
+        total = -jnp.log(probability) * jnp.exp(-self.loc)
+        return jnp.sum(jnp.clip(total[..., None] - before, 0.0, of_pieces) / hazard, -1)
+
+
+MOST_PIECES, PER_PIECE = 40, 5
+"""Most pieces of constant hazard, and least number of events in each. Where the hazard grows with
+time, an effect of 1 is then smaller than that of Cox's partial likelihood by 0.1 standard errors at
+60 events, 0.03 at 200 and 0.2 at 640; with ten pieces it is by 0.1, 0.2 and 0.7."""
+
+
+def event_breaks(
+    upper: Float[np.ndarray, " N"], weights: Float[np.ndarray, " N"]
+) -> Float[np.ndarray, " K"]:
+    """Choose the breaks between pieces of constant hazard, quantiles of the times of events.
+
+    :param upper: upper limits of times, infinite where there was no event.
+    :param weights: how often each counts.
+    """
+    is_event = np.isfinite(upper)
+    times, num_events = np.unique(upper[is_event]), weights[is_event].sum()
+    size = max(1, min(MOST_PIECES, len(times), int(num_events // PER_PIECE)))
+    return np.quantile(times, np.arange(1, size) / size, method="inverted_cdf")
 
 
 def concordance(

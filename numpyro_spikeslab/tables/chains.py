@@ -95,7 +95,7 @@ class TableModel(NamedTuple):
 
     def __repr__(self) -> str:
         # the name stands for the functions of the kind
-        return repr((self.kind.name, self.kind.num_levels, self.groups, self.heredity))
+        return repr((self.kind.name, self.kind.size, self.groups, self.heredity))
 
     def num_spikes(self, num_columns: int) -> int:
         return num_columns if self.groups is None else max(self.groups) + 1
@@ -105,7 +105,7 @@ class TableModel(NamedTuple):
 
         XLA would transpose a table in each step.
         """
-        name, num_levels = self.kind.name, self.kind.num_levels
+        name, num_levels = self.kind.name, self.kind.size
         options = {"groups": self.groups, "heredity": self.heredity} | prior
         model = models.sparse_regression(likelihood=name, num_levels=num_levels, **options)
         return lambda columns, **data: model(columns.T, **data)
@@ -135,7 +135,7 @@ class Table(NamedTuple):
         """Pad arguments of :func:`~numpyro_spikeslab.models.sparse_regression`."""
         X, dtype = data["X"], jnp.result_type(float)
         # what weights mean is settled, so estimators and functions share programs
-        kind = RESPONSES[model.kind.name]._replace(num_levels=model.kind.num_levels)
+        kind = RESPONSES[model.kind.name]._replace(size=model.kind.size)
         model = model._replace(kind=kind)
         num_rows = padded(len(X)) - len(X)
         # a term has few columns, and none of padding
@@ -145,7 +145,8 @@ class Table(NamedTuple):
         others = {name: x for name, x in data.items() if name != "X"}
 
         def to_size(path: Any, x: Any) -> Any:
-            return _longer(np.asarray(x, dtype), num_rows, fills.get(path[0].key, 0.0))
+            of_rows = path[0].key != "breaks"
+            return _longer(np.asarray(x, dtype), of_rows * num_rows, fills.get(path[0].key, 0.0))
 
         data = jax.tree.map_with_path(to_size, others)
         data["mask"] = np.arange(len(X) + num_rows) < len(X)
@@ -158,7 +159,7 @@ class Table(NamedTuple):
             prior = {"probabilities": _longer(prior["probabilities"], num_columns, 0.01)}
         start, offset = model.kind.start, data.get("offset", np.zeros_like(data["y"]))
         count = data["mask"] * data.get("count", 1.0)
-        at = None if start is None else {"intercept": start(data["y"], offset, count)}
+        at = None if start is None else start(data["y"], offset, count)
         # a mean field fit takes few columns beside a background
         at = {} if "background" in data else at
         return cls(columns, data, prior, at), model
@@ -201,7 +202,8 @@ def _begin(
     else:
         spikes = jnp.zeros(model.num_spikes(len(table.columns)), int)
         one = {**table.start, "w_spike": spikes}
-        one |= dict.fromkeys(model.kind.free_sites, 1.0)
+        own = model.kind.own_sites
+        one |= {name: jnp.ones(own[name].event_shape) for name in model.kind.free_sites}
         if "always" in table.data:
             one["always"] = jnp.zeros(table.data["always"].shape[1])
         effects = table.data.get("effects", {}).items()
@@ -426,7 +428,7 @@ def _tree(draws: dict[str, Any], sizes: dict[str, int], dims: list[str]) -> xr.D
     if PROBABILITIES in arrays:
         groups["sample_stats"] = {PROBABILITIES: arrays[PROBABILITIES]}
     names = {name: ["feature"] for name in sizes} | {"always": ["always_feature"]}
-    names |= {"variance_share": ["part"], "cutpoints": ["cutpoint"]}
+    names |= {"variance_share": ["part"], "cutpoints": ["cutpoint"], "log_hazard": ["piece"]}
     names |= {"w_spike": ["group"]} if sizes["w_spike"] != sizes["w"] else {}
     coords = {"part": ["columns", "background", "noise"]}
     return arviz_base.from_dict(groups, dims=names, coords=coords, sample_dims=dims)

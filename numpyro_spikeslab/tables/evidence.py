@@ -209,6 +209,8 @@ def standard_draws(draws: xr.Dataset, units: Units, kind: ResponseKind) -> dict[
         new["intercept"] = (draws["intercept"] + shift - units.y_mean) / units.y_sd
     if "cutpoints" in new:
         new["cutpoints"] = new["cutpoints"] - shift
+    if "log_hazard" in new:
+        new["log_hazard"] = new["log_hazard"] + shift - units.y_mean
     return {name: x.transpose("chain", "draw", ...).values for name, x in new.items()}
 
 
@@ -222,9 +224,10 @@ def log_unit(units: Units, kind: ResponseKind, rows: Rows) -> float:
             total += 0.5 * np.log(rows.weights / rows.weights.mean()).sum()
     if kind.has_limits:
         # of events, whose times have the density; limits have probabilities
-        numbers, seen = kind.numbers(rows.y, rows.beside), rows.y == rows.beside
-        z = (numbers - rows.offset - units.y_mean) / units.y_sd
-        total = (rows.weights * (z - numbers - np.log(units.y_sd)))[seen].sum()
+        seen = rows.y == rows.beside
+        y = kind.in_units(rows, units.y_mean, units.y_sd)["y"][seen]
+        slopes = np.log(y / rows.y[seen]) - np.log(units.y_sd)
+        total = (rows.weights[seen] * slopes).sum()
     return float(total)
 
 

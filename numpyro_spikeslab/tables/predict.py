@@ -146,7 +146,7 @@ def kind_of(rows: xr.Dataset) -> ResponseKind:
     """Return the kind of their responses."""
     kind = RESPONSES[rows.attrs["likelihood"]]
     has_precisions = rows.attrs["weights"] == "precisions"
-    return kind._replace(has_precisions=has_precisions, num_levels=rows.sizes.get("level", 0))
+    return kind._replace(has_precisions=has_precisions, size=rows.sizes.get(kind.along, 0))
 
 
 def completed(rows: xr.Dataset) -> xr.Dataset:
@@ -179,7 +179,8 @@ def new_rows(dt: xr.DataTree, X_new: Any, of_rows: dict[str, Any]) -> xr.Dataset
     numbers = {name: axis.aligned(name, x) for name, x in of_rows.items() if x is not None}
     of_new: Any = {name: ("row", x) for name, x in numbers.items()}
     of_new["X"] = ["row", "feature"], X[:, order]
-    coords: Any = row_coord("row", labels) | {k: x for k, x in rows.coords.items() if k == "level"}
+    coords: Any = row_coord("row", labels)
+    coords |= {name: x for name, x in rows.coords.items() if name == kind.along}
     new = completed(xr.Dataset(of_new, coords, rows.attrs))
     kind.check(np.zeros(len(X)), new["beside"].values)
     return with_effects("X_new", new, posterior(dt), given)
@@ -207,6 +208,8 @@ def in_batches(what: str, dt: xr.DataTree, rows: xr.Dataset, key: Array) -> np.n
     each = {name: draws[name].values for name in draws if name in ("intercept", *kind.own_sites)}
     sites: dict[str, Any] = {k: x.reshape(total, 1, *x.shape[2:]) for k, x in each.items()}
     intercept = sites.pop("intercept", 0.0)
+    if "piece" in rows.coords:
+        sites["breaks"] = rows["piece"].values[1:]
     of_rows = {
         name: x.values for name, x in rows.items() if "row" in x.dims and "." not in str(name)
     }

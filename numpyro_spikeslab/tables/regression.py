@@ -13,7 +13,7 @@ import xarray as xr
 
 import numpyro_spikeslab
 from numpyro_spikeslab.models.responses import Fitted, response_kind
-from numpyro_spikeslab.models.times import concordance
+from numpyro_spikeslab.models.times import concordance, event_breaks
 from numpyro_spikeslab.reporting.arviz_data import GROUP, PRIOR, mean, posterior
 from numpyro_spikeslab.reporting.stored_summary import stored_summary
 from numpyro_spikeslab.support.files import stored_columns
@@ -133,6 +133,7 @@ def sparse_regression(
     ``"lognormal"``          the same                      logs of times, ``sigma``
     ``"loglogistic"``        the same                      logs of times, ``sigma``: 1 / shape
     ``"exponential"``        the same                      logs of times
+    ``"cox"``                the same                      log hazards, ``log_hazard``
     ======================== ============================= =====================================
 
     Others than the Normal one have an intercept with the prior Normal(0, 10^2), where a Student-t
@@ -252,13 +253,16 @@ def sparse_regression(
     kind = response_kind(likelihood)
     run = Run.checked(kind, key, num_warmup, num_samples, num_chains, progress_bar)
     given = formula_table(X, y, data, groups, always)
-    levels: list[str] = []
-    if kind.num_levels and given.y is not None:
-        y, levels = ordered_levels(given.y)
-        given, kind = given._replace(y=y), kind._replace(num_levels=len(levels))
+    labels: list[Any] = []
+    if kind.along == "level" and given.y is not None:
+        y, labels = ordered_levels(given.y)
+        given = given._replace(y=y)
     of_rows = {"offset": offset, "totals": totals, "weights": weights, "event": event}
     table = checked_table(in_pandas("X", given.X), given.labels)
     rows = checked_rows(given, table.values, kind, of_rows)
+    if kind.along == "piece":
+        labels = [0.0, *event_breaks(rows.beside, rows.weights)]
+    kind = kind._replace(size=len(labels))
     columns = checked_columns(table["feature"].to_index(), given.always, given.groups, inclusion)
     model = TableModel(kind, columns.groups, columns.heredity(heredity, given.parents))
     covariance = checked_background(background, kind, given)
@@ -267,7 +271,7 @@ def sparse_regression(
     tree = analyse(run, problem)
     draws = posterior(tree)
     w = mean(draws["w"]).values
-    # cut points are about the middle of predictors
+    # cut points and hazards are about the middle of predictors
     intercept = mean(draws["intercept"]).values if "intercept" in draws else -w @ rows.X.mean(0)
     of_effects = [mean(draws[f"effect_{name}"]).values for name in given.effects]
     predictor = rows.offset + intercept + rows.X @ w
@@ -284,7 +288,8 @@ def sparse_regression(
     if np.ndim(covariance):
         constants[COVARIANCE] = ["covariance_row", "covariance_column"], covariance
     if kind.has_limits:
-        order = concordance(predictor, rows.y, rows.beside, rows.weights)
+        later = -predictor if kind.along == "piece" else predictor
+        order = concordance(later, rows.y, rows.beside, rows.weights)
         tree["summary"].attrs["concordance"] = order
     tree["constant_data"] = tree["constant_data"].to_dataset().assign(constants | {"X": table})
     # counts and classes are whole numbers to ArviZ, too
@@ -294,19 +299,22 @@ def sparse_regression(
     if given.variables is not None:
         tree["constant_data"].attrs["formula"] = X
         tree["data"] = stored_columns(given.variables, "row")
-    if levels:
-        name_levels(tree, levels)
+    if labels:
+        label(tree, kind.along, labels)
     if draws["slab_scale"].size * len(table) <= MAX_NUMBERS:
         tree["log_likelihood"] = log_likelihood(tree).to_dataset()
     return tree
 
 
-def name_levels(tree: xr.DataTree, levels: list[str]) -> None:
-    """Name the levels of classes in order, and the cut points between them."""
-    between = [f"{low}|{high}" for low, high in pairwise(levels)]
+def label(tree: xr.DataTree, along: Any, labels: list[Any]) -> None:
+    """Label the levels of classes in order, and the cut points between them; or pieces of time by
+    their start."""
+    of_sites: dict[Any, Any] = {along: labels}
+    if along == "level":
+        of_sites = {"cutpoint": [f"{low}|{high}" for low, high in pairwise(labels)]}
     for path in {"/posterior", "/cavi/posterior"} & {*tree.groups}:
-        tree[path] = tree[path].to_dataset().assign_coords(cutpoint=between)
-    tree["constant_data"] = tree["constant_data"].to_dataset().assign_coords(level=levels)
+        tree[path] = tree[path].to_dataset().assign_coords(of_sites)
+    tree["constant_data"] = tree["constant_data"].to_dataset().assign_coords({along: labels})
 
 
 class Problem(NamedTuple):

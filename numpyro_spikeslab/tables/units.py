@@ -70,18 +70,17 @@ def standardise(
         expected = "one or more columns that vary and may be out"
         raise bad("X", f"{np.sum(~varies)} constant columns of {len(varies)}", expected)
     sd = np.where(varies, sd, 1.0)
-    X, y = (rows.X - mean) / sd * varies, rows.y
+    X = (rows.X - mean) / sd * varies
     means = np.average(rows.effects, axis=0, weights=rows.weights)
     Z = rows.effects - means
     y_mean, y_sd, noise, parts = 0.0, 1.0, 1.0, None
     if kind.units is not None:
-        y = kind.numbers(y, rows.beside) - rows.offset
-        y_mean, y_sd = map(float, kind.units(y, rows.weights))
-        y = (y - y_mean) / y_sd
+        y_mean, y_sd = map(float, kind.units(rows))
+    data = kind.in_units(rows, y_mean, y_sd)
     if kind.has_contrasts:
         # contrasts count as often as all rows less one
-        scale = (total - 1) / (len(y) - 1)
-        count = np.full(len(y) - 1, scale)
+        scale = (total - 1) / (len(rows.y) - 1)
+        count = np.full(len(rows.y) - 1, scale)
         if kind.has_precisions:
             noise = rows.weights.mean() ** 0.5
             scale = noise**2
@@ -90,21 +89,14 @@ def standardise(
             K = X @ X.T if covariance is True else covariance
             parts = background(K, rows.weights / scale)
             rotate = parts.rotate
-        X, y, Z = map(rotate, (X, y, Z))
-    data = {"X": X[:, ~always], "y": y}
+        X, data["y"], Z = map(rotate, (X, data["y"], Z))
+    data["X"] = X[:, ~always]
     if parts is not None:
         data["background"] = parts.eigenvalues
-    if kind.has_limits:
-        unit = np.exp(rows.offset + y_mean)
-        data["y"], data["upper"] = ((x / unit) ** (1 / y_sd) for x in (rows.y, rows.beside))
     if (count != 1).any() and not kind.has_precisions:
         data["count"] = count
     if always.any():
         data["always"] = X[:, always]
-    if kind.units is None:
-        data["offset"] = rows.offset
-    if kind.has_trials:
-        data["totals"] = rows.beside
     ends = np.cumsum([len(x.levels) for x in effects.values()])[:-1]
     of_each = zip(np.split(Z, ends, axis=1), np.split(means, ends), strict=True)
     in_units, of_effects = {}, {}
@@ -133,7 +125,7 @@ def convert_to_units(
     tree: xr.DataTree, units: Units, columns: TableColumns, rng: np.random.Generator
 ) -> xr.DataTree:
     """Convert draws to the units of the table and the response, and draw an intercept, but for
-    cut points, which take its place."""
+    cut points or hazards, which take its place."""
     draws, stats = expand_to_all_columns(tree, units.x["feature"], columns)
     varies = units.x["varies"]
     unit = varies * units.y_sd / units.x["sd"]
@@ -160,6 +152,8 @@ def convert_to_units(
                 draws[f"sd_{name}"] = draws[f"sd_{name}"] * in_unit
         if "cutpoints" in draws:
             draws["cutpoints"] = draws["cutpoints"] + shift[..., None]
+        elif "log_hazard" in draws:
+            draws["log_hazard"] = draws["log_hazard"] + units.y_mean - shift[..., None]
         else:
             draws["intercept"] = units.y_mean + centre - shift
     if "sigma" in draws:
