@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 from test_likelihoods_of_tables import INCLUSION, exact, log_slabs
 from truth.time_cases import (
     BREAKS,
-    LOG_HAZARD,
+    HAZARD,
     NUM_ROWS,
     SEEN,
     SITES,
@@ -30,7 +30,7 @@ from numpyro.infer.util import log_likelihood
 
 import numpyro_spikeslab as nss
 from numpyro_spikeslab.models.responses import RESPONSES
-from numpyro_spikeslab.models.times import concordance
+from numpyro_spikeslab.models.times import PiecewiseTime, concordance
 from numpyro_spikeslab.reporting.arviz_data import arviz_stats, mean, posterior
 from numpyro_spikeslab.support.precision import double_precision
 from numpyro_spikeslab.tables.evidence import standard_problem
@@ -69,7 +69,7 @@ def result(likelihood):
     draws = {name: (names, 0.5 + rng.random(like)) for name in RESPONSES[likelihood].own_sites}
     coords = {"feature": ["a", "b"], "row": np.arange(NUM_ROWS) + 7}
     if likelihood == "cox":
-        draws["log_hazard"] = [*names, "piece"], LOG_HAZARD + rng.random((*like, 1))
+        draws["hazard"] = [*names, "piece"], HAZARD * (0.5 + rng.random((*like, 1)))
         coords["piece"] = [0.0, *BREAKS]
     else:
         draws["intercept"] = names, rng.normal(size=like)
@@ -83,7 +83,7 @@ def result(likelihood):
     }
     f = offset + draws["w"][1] @ X.T
     if likelihood == "cox":
-        return xr.DataTree.from_dict(groups), f, draws["log_hazard"][1][:, :, None]
+        return xr.DataTree.from_dict(groups), f, draws["hazard"][1][:, :, None]
     f += draws["intercept"][1][..., None]
     sigma = draws["sigma"][1][..., None] if "sigma" in draws else 1.0
     return xr.DataTree.from_dict(groups), f, sigma
@@ -180,30 +180,26 @@ def test_chains_agree_with_quadrature_over_hazards(tmp_path):
     w = draws["w"].values * sd
     centre = np.log((event.sum() + 0.5) / (y @ np.exp(offset)))
     shift = draws["w"].values @ mean
-    hazards = draws["log_hazard"].values + shift[..., None] + np.log(unit) - centre
+    hazards = draws["hazard"].values * np.exp(shift[..., None] - centre) * unit
     starts, ends = np.append(0.0, breaks), np.append(breaks, np.inf)
     exposure = np.clip(y[:, None], starts, ends) - starts
     deaths = ((y[:, None] > starts) & (y[:, None] <= ends) & event[:, None]).sum(axis=0)
-    at = np.linspace(-4.0, 3.0, 300)
     logs, sums = [], []
     for model in np.ndindex(2, 2):
         # the density of slabs is infinite at 0, which is no node
         axes = [np.linspace(-1.2, 1.2, 160) if is_in else np.zeros(1) for is_in in model]
         W = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
         f = offset + W @ X.T
-        rate = np.exp(f + centre) @ exposure
-        of_pieces = deaths * at[:, None, None] - np.exp(at)[:, None, None] * rate
-        of_pieces += stats.norm.logpdf(at, 0.0, 10.0)[:, None, None]
-        integrals = logsumexp(of_pieces, axis=0)
-        means = np.einsum("agj,a->gj", np.exp(of_pieces - integrals), at)
-        log = f[:, event].sum(-1) + integrals.sum(-1)
+        # of Gamma distributions
+        rate = 0.01 + np.exp(f + centre) @ exposure
+        log = f[:, event].sum(-1) - (0.01 + deaths) @ np.log(rate).T
         included = [W[:, p] for p in range(2) if model[p]]
         log += log_slabs(*included) if included else 0.0
         log += np.log([x[1] - x[0] for x in axes if len(x) > 1]).sum()
         log += np.log(np.where(model, INCLUSION, 1 - INCLUSION)).sum()
         total = logsumexp(log)
         logs.append(total)
-        sums.append([*model, *(np.exp(log - total) @ np.column_stack([W, means]))])
+        sums.append([*model, *(np.exp(log - total) @ np.column_stack([W, (0.01 + deaths) / rate]))])
     truth = np.exp(logs - logsumexp(logs)) @ np.array(sums)
     values = [*np.moveaxis(w != 0, -1, 0), *np.moveaxis(w, -1, 0), *np.moveaxis(hazards, -1, 0)]
     errors = [float(arviz_stats.mcse(x.astype(float), method="mean")) for x in values]
@@ -212,7 +208,7 @@ def test_chains_agree_with_quadrature_over_hazards(tmp_path):
     assert (abs(means - truth)[:2] < 0.02).all()
     # what is stored predicts the same
     f = offset + w @ X.T + shift[..., None]
-    of_rows = Hazards(f, draws["log_hazard"].values[:, :, None], unit * breaks)
+    of_rows = Hazards(f, draws["hazard"].values[:, :, None], unit * breaks)
     np.testing.assert_allclose(
         dt["log_likelihood"]["y"],
         np.where(event, of_rows.logpdf(unit * y), of_rows.logsf(unit * y)),
@@ -229,6 +225,29 @@ def test_chains_agree_with_quadrature_over_hazards(tmp_path):
     with double_precision():
         logs = np.asarray(log_likelihood(model, samples, **data, batch_ndims=2)["y"])
     np.testing.assert_allclose(logs.sum(-1) + constant, dt["log_likelihood"]["y"].sum("row"))
+
+
+def test_draws_of_hazards_have_the_density_of_limits():
+    """Times between limits are drawn with them."""
+    low, high = np.array([[0.5, 0.5], [1.5, 1.5], [0.0, 1.2], [0.4, 3.0], [2.0, np.inf]]).T
+    f, count, breaks = 0.3 * np.arange(5.0), np.array([3.0, 2.0, 1.0, 2.0, 1.0]), np.array([1.0])
+
+    def of(hazard):
+        return PiecewiseTime(f, hazard, breaks, high)
+
+    def step(hazard, key):
+        hazard = of(hazard).draw_hazard(key, jnp.asarray(low), count)
+        return hazard, hazard
+
+    draws = jax.lax.scan(step, jnp.ones(2), random.split(KEY, 20_000))[1]
+    grid = np.exp(np.linspace(-7.0, 2.5, 120))
+    nodes = np.stack(np.meshgrid(grid, grid, indexing="ij"), -1).reshape(-1, 1, 2)
+    log = (count * of(nodes).log_prob(low)).sum(-1) - 0.01 * nodes.sum((1, 2))
+    probs = np.exp(log + 0.01 * np.log(nodes).sum((1, 2)))
+    truth = probs @ nodes[:, 0] / probs.sum()
+    errors = np.array([arviz_stats.mcse(np.asarray(x)[None], method="mean") for x in draws.T])
+    # five standard errors
+    assert (abs(draws.mean(axis=0) - truth) < 5 * errors + 1e-3).all()
 
 
 def test_hazard_ratios_are_near_those_of_the_partial_likelihood():

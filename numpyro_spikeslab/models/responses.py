@@ -16,6 +16,7 @@ from jax.scipy.special import ndtr
 import numpyro.distributions as dist
 
 from numpyro_spikeslab.models.times import (
+    HAZARD,
     LogLogisticTime,
     LogNormalTime,
     PiecewiseTime,
@@ -42,7 +43,9 @@ class ResponseKind(NamedTuple):
       sites by name.
     - **sites** - priors of the distribution's own sites in standard units, given the scale of noise
       and `size`.
-    - **free_sites** - the sites that need NUTS.
+    - **free_sites** - the sites that :class:`~numpyro_spikeslab.PairedGibbs` does not draw.
+    - **draw** - draws them given a key, distributions of rows, responses, and how often they count;
+      `None` where NUTS does.
     - **check** - refuses responses, given with what is beside them, that the distribution does not
       allow.
     - **ends** - responses, divided by trials, that are most probable at an infinite predictor.
@@ -76,6 +79,7 @@ class ResponseKind(NamedTuple):
     distribution: Callable[..., dist.Distribution]
     sites: Callable[[Any, int], dict[str, dist.Distribution]] = lambda noise, size: {}
     free_sites: tuple[str, ...] = ()
+    draw: Callable[..., dict[str, Any]] | None = None
     check: Callable[[Numbers, Numbers], None] = lambda y, beside: None
     ends: tuple[float, ...] = ()
     units: Callable[[Any], tuple[float, float]] | None = None
@@ -144,7 +148,7 @@ def scaled_times(rows: Any, centre: float, scale: float) -> dict[str, Any]:
 
 
 def times_in_pieces(rows: Any, centre: float, scale: float) -> dict[str, Any]:
-    """Return limits of times, whose log hazards are relative to a centre."""
+    """Return limits of times, whose hazards are relative to the mean."""
     breaks = event_breaks(rows.beside, rows.weights)
     offset = rows.offset + centre
     return {"y": rows.y, "upper": rows.beside, "offset": offset, "breaks": breaks}
@@ -239,7 +243,7 @@ def log_rate(y: Numbers, offset: Numbers, count: Any) -> float:
     return float(np.log(((count * y).sum() + 0.5) / (count * np.exp(offset)).sum()))
 
 
-def log_hazard(rows: Any) -> tuple[float, float]:
+def log_mean_hazard(rows: Any) -> tuple[float, float]:
     """Compute the log of the mean hazard; it has no other unit than that of time."""
     exposure = rows.offset + log_times(rows.y, rows.beside)
     events = 1.0 * np.isfinite(rows.beside)
@@ -429,11 +433,12 @@ KINDS = (
     _times("exponential", WeibullTime),
     ResponseKind(
         "cox",
-        lambda f, upper, log_hazard, breaks: PiecewiseTime(f, log_hazard, breaks, upper),
-        lambda noise, size: {"log_hazard": dist.Normal(0.0, WIDE).expand([size]).to_event(1)},
-        ("log_hazard",),
+        lambda f, upper, hazard, breaks: PiecewiseTime(f, hazard, breaks, upper),
+        lambda noise, size: {"hazard": dist.Gamma(*HAZARD).expand([size]).to_event(1)},
+        ("hazard",),
+        draw=lambda key, times, y, count: {"hazard": times.draw_hazard(key, y, count)},
         check=check_times,
-        units=log_hazard,
+        units=log_mean_hazard,
         in_units=times_in_pieces,
         has_intercept=False,
         along="piece",

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 from numpyro import handlers
 from numpyro.distributions import biject_to
-from numpyro.infer import NUTS, Gibbs
+from numpyro.infer import NUTS, CustomGibbs, Gibbs
 
 from numpyro_spikeslab import models
 from numpyro_spikeslab.algebra.heredity import Heredity
@@ -35,6 +35,7 @@ from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.sampling.paired_gibbs import PairedGibbs
 from numpyro_spikeslab.support.compiled import give_back, kept_jit
 from numpyro_spikeslab.support.precision import full_precision
+from numpyro_spikeslab.support.priors import base_of
 from numpyro_spikeslab.tables.checks import check_key, checked_count
 from numpyro_spikeslab.tables.monte_carlo import PROBABILITIES, monte_carlo_errors
 
@@ -210,10 +211,11 @@ def _begin(
         one |= {f"effect_{name}": jnp.zeros(x.shape[1]) for name, x in effects} | _scales(table)
         starts = jax.tree.map(lambda x: jnp.stack([x] * num_chains), one)
     kernel = _kernel(model, table)
-    # NUTS starts at unconstrained values
-    priors = model.kind.own_sites
-    free = {name: biject_to(priors[name].support) for name in model.kind.free_sites}
-    starts |= {name: transform.inv(starts[name]) for name, transform in free.items()}
+    if model.kind.draw is None:
+        # NUTS starts at unconstrained values
+        priors = model.kind.own_sites
+        free = {name: biject_to(priors[name].support) for name in model.kind.free_sites}
+        starts |= {name: transform.inv(starts[name]) for name, transform in free.items()}
 
     def start(inputs):
         key, values = inputs
@@ -266,7 +268,20 @@ def _kernel(model: TableModel, table: Table) -> Any:
     """Return the kernel of a chain."""
     program, free = model.at(table.prior), model.kind.free_sites
     kernel = PairedGibbs(program)
-    return Gibbs([(kernel, None), (NUTS(program), free)]) if free else kernel
+    if not free:
+        return kernel
+
+    draw_sites = model.kind.draw
+    if draw_sites is None:
+        return Gibbs([(kernel, None), (NUTS(program), free)])
+
+    def draw(rng_key: Array, gibbs_sites: dict[str, Any], hmc_sites: dict[str, Any]) -> Any:
+        given = handlers.substitute(program, hmc_sites | gibbs_sites)
+        site = handlers.trace(given).get_trace(table.columns, **table.data)["y"]
+        count = table.data["mask"] * table.data.get("count", 1.0)
+        return draw_sites(rng_key, base_of(site["fn"]), site["value"], count)
+
+    return Gibbs([(kernel, None), (CustomGibbs(draw), free)])
 
 
 def _steps(
@@ -428,7 +443,7 @@ def _tree(draws: dict[str, Any], sizes: dict[str, int], dims: list[str]) -> xr.D
     if PROBABILITIES in arrays:
         groups["sample_stats"] = {PROBABILITIES: arrays[PROBABILITIES]}
     names = {name: ["feature"] for name in sizes} | {"always": ["always_feature"]}
-    names |= {"variance_share": ["part"], "cutpoints": ["cutpoint"], "log_hazard": ["piece"]}
+    names |= {"variance_share": ["part"], "cutpoints": ["cutpoint"], "hazard": ["piece"]}
     names |= {"w_spike": ["group"]} if sizes["w_spike"] != sizes["w"] else {}
     coords = {"part": ["columns", "background", "noise"]}
     return arviz_base.from_dict(groups, dims=names, coords=coords, sample_dims=dims)

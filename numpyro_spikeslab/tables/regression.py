@@ -133,12 +133,12 @@ def sparse_regression(
     ``"lognormal"``          the same                      logs of times, ``sigma``
     ``"loglogistic"``        the same                      logs of times, ``sigma``: 1 / shape
     ``"exponential"``        the same                      logs of times
-    ``"cox"``                the same                      log hazards; ``log_hazard`` of pieces
+    ``"cox"``                the same                      log hazards; ``hazard`` of pieces
     ======================== ============================= =====================================
 
     Others than the Normal one have an intercept with the prior Normal(0, 10^2), where a Student-t
     response is in units of its median absolute deviation from the median; NUTS draws ``dof``,
-    ``concentration``, ``log_hazard`` and their ``sigma``. CAVI does not take Poisson likelihoods and times: then
+    ``concentration`` and their ``sigma``. CAVI does not take Poisson likelihoods and times: then
     chains start without weights, at the mean of the counts or of the logs of times, and the result
     has no ``cavi`` and no ``k_hat``.
 
@@ -156,12 +156,12 @@ def sparse_regression(
     Normal response is, limits counted as times, so ``sigma`` has the same HalfNormal(1) prior,
     which no unit of time changes; of exponential times the scale of logarithms is known. Events
     that are seen have densities, limits have probabilities. Under ``"cox"`` the hazard is
-    ``exp(log_hazard + offset + X w)`` instead, with one ``log_hazard`` for each piece of time,
-    dimension ``piece`` with the starts of pieces as labels: a weight of 0.7 doubles the hazard
+    ``hazard * exp(offset + X w)`` instead, with one ``hazard`` for each piece of time, dimension
+    ``piece`` with the starts of pieces as labels: a weight of 0.7 doubles the risk
     (``hazard_ratio``). Pieces end at quantiles of the times of events, five events or more in each
-    and 40 pieces at most, and the last has no end. Relative to the mean hazard ``log_hazard`` has
-    the prior Normal(0, 10^2), for which the evidence of :func:`compare_models` pays; ``elpd``
-    hardly does. The attribute ``concordance`` of
+    and 40 pieces at most, and the last has no end. Relative to the mean hazard the prior is
+    Gamma(0.01, 0.01), so wide that the evidence of :func:`compare_models` falls with each piece;
+    compare by its ``elpd``. The attribute ``concordance`` of
     ``summary`` is the share of pairs of rows whose order the posterior mean of the predictor tells,
     of those whose order is known: 0.5 by chance. :func:`predict` has survival curves.
 
