@@ -115,7 +115,7 @@ def test_weights_that_share_a_spike_are_in_together():
     excluded = slabs[spikes[:, 0] == 0] / np.sqrt(VARIANCE)
     assert stats.kstest(excluded.ravel(), "norm").pvalue > 1e-6
     np.testing.assert_allclose(f, OFFSET + w @ X, atol=1e-4)
-    assert np.mean(accepted) > 0.8
+    assert np.mean(accepted) > 0.75
 
 
 def test_weights_that_are_certain_are_always_included():
@@ -131,10 +131,14 @@ def test_weights_that_are_certain_are_always_included():
 
 def test_a_mode_far_away_and_predictors_that_overflow_are_no_obstacle(precision):
     """An intercept of counts around 3,000, from its prior's mean on."""
-    y, zero = jnp.full(50, 3000.0), jnp.zeros(50)
-    expansion = pair_metropolis.expand_near_mode(
-        lambda f: y * f - jnp.exp(f), 40 * jnp.ones((1, 50)), zero, jnp.ones(1)
-    )
+    y, zero, x, one = jnp.full(50, 3000.0), jnp.zeros(50), 40 * jnp.ones((1, 50)), jnp.ones(1)
+
+    def density(f):
+        return y * f - jnp.exp(f)
+
+    slopes = pair_metropolis.Slopes.of(density, zero)
+    start = pair_metropolis.Expansion.of(slopes, x, one, jnp.zeros(1))
+    expansion = pair_metropolis.expand_near_mode(density, x, zero, one, start)
     assert abs(40 * expansion.at[0] - np.log(3000)) < 0.01
     assert expansion.root.dtype == precision
     assert expansion.square(expansion.step) < 0.2**2
