@@ -36,6 +36,7 @@ DENSITIES = {
     "binomial": lambda y, f: y * f - TOTAL * np.logaddexp(0, f) + np.log(special.comb(TOTAL, y)),
     # of two levels
     "ordered": lambda y, f, cut: y * (f - cut) - np.logaddexp(0, f - cut),
+    "ordered_probit": lambda y, f, cut: special.log_ndtr((2 * y - 1) * (f - cut)),
     "poisson": lambda y, f: y * f - np.exp(f) - special.gammaln(y + 1),
     "negative_binomial": lambda y, f, r: (
         special.gammaln(y + r)
@@ -52,6 +53,7 @@ SITES = {
     "student": {"sigma": stats.halfnorm, "dof": stats.gamma(2.0, scale=10.0)},
     "negative_binomial": {"concentration": stats.lognorm(2.0)},
     "ordered": {"cutpoints": stats.logistic},
+    "ordered_probit": {"cutpoints": stats.norm},
     **{name: {"sigma": stats.halfnorm} for name in TIMES if name != "exponential"},
 }
 
@@ -202,7 +204,7 @@ def test_models_have_the_density_that_is_documented(likelihood):
     values = {"w_spike": np.array([1, 0]), "w_slab": rng.normal(size=3), "slab_scale": 0.7}
     values |= {"always": rng.normal(size=1), "intercept": 0.3, "inclusion": 0.2}
     values |= dict.fromkeys(SITES.get(likelihood, {}), 1.3)
-    if likelihood == "ordered":
+    if RESPONSES[likelihood].num_levels:
         values["cutpoints"] = np.array([1.3])
     model = nss.models.sparse_regression(likelihood=likelihood, groups=(0, 1, 0))
     with double_precision():
