@@ -11,7 +11,7 @@ from numpyro_spikeslab.fitting.mean_field import MeanFieldGuide
 from numpyro_spikeslab.fitting.paired_guide import PairedGuide
 from numpyro_spikeslab.fitting.schedules import annealing
 from numpyro_spikeslab.models.background import background
-from numpyro_spikeslab.models.distributions import SpikeSlab
+from numpyro_spikeslab.models.distributions import OrderedProbit, SpikeSlab
 from numpyro_spikeslab.models.primitives import latent_functions, spike_slab
 from numpyro_spikeslab.reading.sites import paired_sites
 from numpyro_spikeslab.sampling.latent_gibbs import LatentGibbs, latent_sites
@@ -38,6 +38,7 @@ __all__ = [
     "CAVI",
     "LatentGibbs",
     "MeanFieldGuide",
+    "OrderedProbit",
     "PairedGibbs",
     "PairedGuide",
     "SparseClassifier",

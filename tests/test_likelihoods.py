@@ -125,6 +125,7 @@ LINKS = {
     "mean": (count(lambda f: jnp.exp(f + 0.5)), jnp.exp),
     "location": (lambda f, a: dist.Laplace(f, 1.0), jnp.asarray),
     "order": (lambda f, a: dist.OrderedLogistic(f + 1, jnp.array([-1.0, 1.0])), jnp.asarray),
+    "order, probit": (lambda f, a: nss.OrderedProbit(f + 1, jnp.array([-1.0, 1.0])), jnp.asarray),
     "order of a curve": (lambda f, a: dist.OrderedLogistic(f + f**3, jnp.array([-1.0, 1.0])), None),
     "steeper": (bernoulli(lambda f: jax.nn.sigmoid(f + 1e-3 * jnp.sinh(f))), None),
     "probit from 0": (bernoulli(lambda f: ndtr(jnp.maximum(f, -3.0))), None),

@@ -36,6 +36,7 @@ DENSITIES = {
     "binomial": lambda y, f: y * f - TOTAL * np.logaddexp(0, f) + np.log(special.comb(TOTAL, y)),
     # of two levels
     "ordered": lambda y, f, cut: y * (f - cut) - np.logaddexp(0, f - cut),
+    "ordered_probit": lambda y, f, cut: special.log_ndtr((2 * y - 1) * (f - cut)),
     "poisson": lambda y, f: y * f - np.exp(f) - special.gammaln(y + 1),
     "negative_binomial": lambda y, f, r: (
         special.gammaln(y + r)
@@ -53,6 +54,7 @@ SITES = {
     "student": {"sigma": stats.halfnorm, "dof": stats.gamma(2.0, scale=10.0)},
     "negative_binomial": {"concentration": stats.lognorm(2.0)},
     "ordered": {"cutpoints": stats.logistic},
+    "ordered_probit": {"cutpoints": stats.norm},
     **{name: {"sigma": stats.halfnorm} for name in TIMES if name not in ("exponential", "cox")},
     # of one piece
     "cox": {"hazard": stats.gamma(0.01, scale=100.0)},

@@ -39,7 +39,8 @@ rng = np.random.default_rng(0)
 OFFSET, COUNTS = rng.normal(size=NUM_ROWS), np.arange(NUM_ROWS) % 3
 TOTALS = 1.0 + np.arange(NUM_ROWS) % 4
 CUTS = np.array([-0.5, 1.0])
-RESPONSE = {"normal": Y, "student": Y, "binomial": TOTALS - 1, "ordered": COUNTS}
+RESPONSE = {"normal": Y, "student": Y, "binomial": TOTALS - 1}
+RESPONSE |= dict.fromkeys(("ordered", "ordered_probit"), COUNTS)
 MEANS = {
     "normal": lambda f: f,
     "student": lambda f: f,
@@ -70,7 +71,7 @@ def result(likelihood, draws=200):
     own = RESPONSES[likelihood].own_sites.keys() & sites
     posterior = {name: (["chain", "draw"], sites[name]) for name in own}
     posterior["intercept"] = ["chain", "draw"], rng.normal(size=like) - w @ X.mean().to_numpy()
-    if likelihood == "ordered":
+    if RESPONSES[likelihood].along == "level":
         cuts = CUTS - posterior.pop("intercept")[1][..., None]
         posterior["cutpoints"] = ["chain", "draw", "cutpoint"], cuts
     posterior["w"] = ["chain", "draw", "feature"], w
@@ -80,7 +81,7 @@ def result(likelihood, draws=200):
         rows["totals"] = "row", TOTALS
     rows["X"] = ["row", "feature"], X.to_numpy()
     coords = {"feature": [*X], "row": np.arange(NUM_ROWS) + 7}
-    coords |= {"level": ["low", "middle", "high"]} if likelihood == "ordered" else {}
+    coords |= {"level": ["low", "middle", "high"]} if RESPONSES[likelihood].along == "level" else {}
     y = RESPONSE.get(likelihood, COUNTS > 0)
     meaning = "precisions" if likelihood == "normal" else "counts"
     attrs = {"likelihood": likelihood, "weights": meaning, "seed": 3}
@@ -158,25 +159,29 @@ def test_log_likelihoods_are_those_of_a_model_written_by_hand(likelihood, x64):
     np.testing.assert_allclose(ours, truth, rtol=1e-10, atol=1e-12)
 
 
-def test_levels_have_the_probabilities_of_numpyro(x64, monkeypatch):
-    dt = result("ordered")
+@pytest.mark.parametrize(
+    ("likelihood", "error"), [("ordered", stats.logistic), ("ordered_probit", stats.norm)]
+)
+def test_levels_have_the_probabilities_between_cut_points(likelihood, error, x64, monkeypatch):
+    dt = result(likelihood)
     draws = dt["posterior"]
-    f = jnp.asarray(OFFSET + draws["w"].values @ X.to_numpy().T)
-    model = dist.OrderedLogistic(f, jnp.asarray(draws["cutpoints"].values)[:, :, None])
+    f = OFFSET + draws["w"].values @ X.to_numpy().T
+    below = error.cdf(draws["cutpoints"].values[:, :, None] - f[..., None])
+    truth = np.diff(below, axis=-1, prepend=0.0, append=1.0)
     monkeypatch.setattr(predict, "BATCH", 12 * 400)
     for rows in {}, {"X_new": X.set_axis(X.index + 90), "offset": OFFSET}:
         probs = nss.predict(dt, **rows, kind="mean")
         assert probs.dims == ("chain", "draw", "row", "level")
         assert probs["level"].values.tolist() == ["low", "middle", "high"]
-        np.testing.assert_allclose(probs, model.probs, rtol=1e-9)
+        np.testing.assert_allclose(probs, truth, rtol=1e-9, atol=1e-12)
     y = nss.predict(dt)
     assert y.dims == ("chain", "draw", "row") and y.dtype.kind == "i"
     for level in range(3):
-        error = (y.values == level) - np.asarray(model.probs)[..., level]
+        excess = (y.values == level) - truth[..., level]
         # five standard errors
-        assert abs(error.mean()) < 5 * error.std() / error.size**0.5
-    logs = model.log_prob(jnp.asarray(COUNTS)) * COUNTS
-    np.testing.assert_allclose(nss.log_likelihood(dt), logs[..., COUNTS > 0], rtol=1e-10)
+        assert abs(excess.mean()) < 5 * excess.std() / excess.size**0.5
+    logs = COUNTS * np.log(truth[..., np.arange(NUM_ROWS), COUNTS])
+    np.testing.assert_allclose(nss.log_likelihood(dt), logs[..., COUNTS > 0], rtol=1e-6)
 
 
 def test_a_result_has_what_arviz_needs():

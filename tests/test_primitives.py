@@ -20,6 +20,7 @@ from numpyro.infer import MCMC, NUTS
 from numpyro.infer.util import log_density
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.models.distributions import Sorted
 from numpyro_spikeslab.models.primitives import MARK
 
 # spike_slab
@@ -246,3 +247,76 @@ def test_gradient_based_inference_of_a_spike_slab_site_is_refused():
     mcmc = MCMC(NUTS(model), num_warmup=1, num_samples=1, progress_bar=False)
     with pytest.raises(NotImplementedError, match=r"Write `numpyro_spikeslab.spike_slab\(name"):
         mcmc.run(random.key(0), 1.0)
+
+
+# Classes in order
+
+
+CUTS = np.array([-0.5, -0.4, 1.5])
+FAR = np.array([-30.0, -6.0, 0.0, 0.7, 6.0, 30.0])
+
+
+def log_probs(f, cuts):
+    """Log probabilities of all classes, shape (4, len(f)), each in its nearer tail."""
+    low, high = (x[:, None] - f for x in (np.r_[-np.inf, cuts], np.r_[cuts, np.inf]))
+    low, high = np.where(low > -high, [-high, -low], [low, high])
+    below, above = stats.norm.logcdf(low), stats.norm.logcdf(high)
+    return above + np.log(-np.expm1(below - above))
+
+
+def test_classes_in_order_are_intervals_of_a_normal_variate(precision):
+    """Densities and slopes keep their digits in both tails."""
+    tolerance = {"float32": 2e-4, "float64": 1e-9}[precision]
+    y = np.arange(4)[:, None]
+
+    def total(f, cuts):
+        logs = nss.OrderedProbit(f, cuts).log_prob(y)
+        assert logs.dtype == precision
+        return jnp.sum(logs), logs
+
+    slopes, logs = jax.grad(total, argnums=(0, 1), has_aux=True)(jnp.array(FAR), jnp.array(CUTS))
+    expected = log_probs(FAR, CUTS)
+    np.testing.assert_allclose(logs, expected, rtol=tolerance, atol=1e-30)
+    # densities at the cut points, over probabilities
+    ratio = stats.norm.logpdf(CUTS[:, None] - FAR)
+    of_cuts = np.exp(ratio - expected[:-1]) - np.exp(ratio - expected[1:])
+    np.testing.assert_allclose(slopes[1], of_cuts.sum(axis=1), rtol=tolerance)
+    np.testing.assert_allclose(slopes[0], -of_cuts.sum(axis=0), rtol=tolerance, atol=tolerance)
+    extreme = jax.grad(total, argnums=(0, 1), has_aux=True)(jnp.array([-1e4, 1e4]), jnp.array(CUTS))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(extreme))
+
+
+def test_classes_in_order_are_drawn_and_refused_as_those_of_numpyro():
+    like = dist.OrderedLogistic(jnp.array(FAR), jnp.array(CUTS))
+    ours = nss.OrderedProbit(FAR, CUTS, validate_args=True)
+    np.testing.assert_allclose(ours.probs, np.exp(log_probs(FAR, CUTS)).T, atol=1e-5)
+    assert ours.batch_shape == like.batch_shape and ours.probs.shape == like.probs.shape
+    draws = np.asarray(ours.sample(random.key(0), (20_000,)))
+    for k in range(4):
+        expected = np.asarray(ours.probs[:, k])
+        error = 5 * np.sqrt(expected * (1 - expected) / len(draws))
+        assert (abs((draws == k).mean(axis=0) - expected) <= error + 1e-4).all()
+    # cut points of each row, and of each draw
+    many = nss.OrderedProbit(FAR, CUTS + np.arange(3)[:, None, None])
+    assert many.batch_shape == (3, 6) and many.log_prob(draws[0]).shape == (3, 6)
+    np.testing.assert_allclose(many.log_prob(draws[0])[0], ours.log_prob(draws[0]), rtol=1e-6)
+    again = jax.jit(lambda x: x.log_prob(draws[0]))(pickle.loads(pickle.dumps(ours)))
+    np.testing.assert_allclose(again, ours.log_prob(draws[0]), rtol=1e-6)
+    whole = nss.OrderedProbit(0, jnp.array([-1, 1]))
+    np.testing.assert_allclose(whole.probs, [0.158655, 0.682689, 0.158655], rtol=1e-5)
+    for predictor, cuts in ((0.0, CUTS[::-1]), (np.nan, CUTS)):
+        with pytest.raises(ValueError, match="OrderedProbit distribution got invalid"):
+            nss.OrderedProbit(predictor, cuts, validate_args=True)
+    with pytest.warns(UserWarning, match="Out-of-support"):
+        ours.log_prob(np.full(6, 4))
+
+
+def test_sorted_draws_of_the_error_make_probabilities_of_classes_uniform(x64):
+    prior = Sorted(dist.Logistic().expand((3,)))
+    uniform = dist.TransformedDistribution(
+        dist.Dirichlet(jnp.ones(4)), dist.transforms.SimplexToOrderedTransform()
+    )
+    draws = prior.sample(random.key(0), (2000,))
+    np.testing.assert_allclose(prior.log_prob(draws), uniform.log_prob(draws), rtol=1e-9)
+    probs = np.diff(stats.logistic.cdf(draws), prepend=0.0, append=1.0)
+    assert all(stats.kstest(x, stats.beta(1, 3).cdf).pvalue > 1e-5 for x in probs.T)

@@ -22,12 +22,13 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float
 
+import jax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln, log_ndtr
 from jax.scipy.stats import norm
 
-from numpyro_spikeslab.algebra import polya_gamma
-from numpyro_spikeslab.algebra.rejection import gamma, normal_above
+from numpyro_spikeslab.algebra import polya_gamma, truncated_normal
+from numpyro_spikeslab.algebra.rejection import gamma
 from numpyro_spikeslab.algebra.variates import normal, uniform
 
 
@@ -165,7 +166,7 @@ class Probit(NamedTuple):
         return log_ndtr(self._sign * f)
 
     def draw(self, key: Array, f: Float[Array, "*N"]) -> StandIn:
-        target = f + self._sign * normal_above(key, -self._sign * f)
+        target = f + self._sign * truncated_normal.draw_above(key, -self._sign * f)
         one = jnp.ones_like(f)
         return StandIn(one, target, -0.5 * math.log(2 * math.pi) * one)
 
@@ -177,6 +178,33 @@ class Probit(NamedTuple):
     @property
     def _sign(self) -> Float[Array, "*N"]:
         return jnp.where(self.y > 0, 1, -1).astype(self.y.dtype)
+
+
+class OrderedProbit(NamedTuple):
+    r"""Classes in order that are intervals of a normal variate of mean f and variance 1.
+
+    The auxiliary is that variate, between the ends of the class; the bound is like that of
+    :class:`Probit`, whose classes meet at 0.
+
+    - **low**, **high** - cut points below and above each class; infinite beside the outer ones.
+    """
+
+    low: Float[Array, "*N"]
+    high: Float[Array, "*N"]
+
+    def log_density(self, f: Float[Array, "*N"]) -> Float[Array, "*N"]:
+        return truncated_normal.log_prob_between(self.low - f, self.high - f)
+
+    def draw(self, key: Array, f: Float[Array, "*N"]) -> StandIn:
+        target = f + truncated_normal.draw_between(key, self.low - f, self.high - f)
+        one = jnp.ones_like(f)
+        return StandIn(one, target, -0.5 * math.log(2 * math.pi) * one)
+
+    def expect(self, mean: Float[Array, "*N"], variance: Float[Array, "*N"]) -> StandIn:
+        one = jnp.ones_like(mean)
+        # the mean of the variate is the slope
+        log_prob, pull = jax.jvp(self.log_density, (mean,), (one,))
+        return StandIn(one, mean + pull, log_prob + 0.5 * pull**2)
 
 
 class StudentT(NamedTuple):

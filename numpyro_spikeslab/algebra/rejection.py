@@ -13,7 +13,6 @@ from jaxtyping import Array, Float
 
 from jax import lax, random
 import jax.numpy as jnp
-from jax.scipy.special import ndtr, ndtri
 
 from numpyro_spikeslab.algebra.variates import normal
 
@@ -80,19 +79,3 @@ def gamma(key: Array, shape: Float[Array, "*N"]) -> Float[Array, "*N"]:
         return d * cube * factor, ~((cube <= 0) | (jnp.log(numbers[1]) >= bound))
 
     return first_accepted(key, propose, 3, (shape,))
-
-
-def normal_above(key: Array, low: Float[Array, "*N"]) -> Float[Array, "*N"]:
-    """Draw standard normal numbers above some bounds.
-
-    Far in the tail the proposal is a Rayleigh distribution (Marsaglia, 1964, *Generating a
-    variable from the tail of the normal distribution*).
-    """
-
-    def propose(numbers, low):
-        far = low > 4
-        near_draw = -ndtri(numbers[0] * ndtr(-jnp.where(far, 0, low)))
-        far_draw = jnp.sqrt(low**2 - 2 * jnp.log(numbers[0]))
-        return jnp.where(far, far_draw, near_draw), ~(far & (numbers[1] * far_draw >= low))
-
-    return first_accepted(key, propose, 2, (low,))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The spike-and-slab distribution, and that of latent functions in guides."""
+"""The spike-and-slab distribution, classes in order, and latent functions of guides."""
 
 from math import prod
 from typing import Any
@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax import random
 import jax.numpy as jnp
+from jax.scipy.special import gammaln
 from jax.typing import ArrayLike
 
 import numpyro.distributions as dist
@@ -15,7 +16,7 @@ from numpyro.distributions.transforms import biject_to
 from numpyro.distributions.util import validate_sample
 from numpyro.util import is_prng_key
 
-from numpyro_spikeslab.algebra import gp
+from numpyro_spikeslab.algebra import gp, truncated_normal
 from numpyro_spikeslab.algebra.quantiles import across_atom
 
 
@@ -114,6 +115,83 @@ class SpikeSlab(dist.Distribution):
         """Compute quantiles, exactly 0 for every ``q`` inside the jump of :meth:`cdf`."""
         below = self.inclusion * self._slab.cdf(0.0)
         return across_atom(q, self.inclusion, below, self._slab.icdf)
+
+
+class OrderedProbit(dist.CategoricalProbs):
+    r"""Classes in order, from 0 to K - 1: the intervals of a Normal variate between cut points.
+
+    .. math:: P(y \le k) = \Phi(c_k - f).
+
+    NumPyro has the same with a logistic variate, ``OrderedLogistic``. Log probabilities keep their
+    digits in both tails.
+
+    :param predictor: f, the mean of the variate, whose variance is 1; of the shape of the batch.
+    :param cutpoints: :math:`c_0 < \dots < c_{K - 2}`, shape (..., K - 1).
+    :raises ValueError: with ``validate_args``, if cut points are not in order.
+
+    **Example**
+
+    .. doctest::
+
+        >>> import jax.numpy as jnp
+        >>> import numpyro_spikeslab as nss
+        >>> print(nss.OrderedProbit(0.5, jnp.array([-0.5, 0.5])).probs.round(2))
+        [0.16 0.34 0.5 ]
+    """
+
+    arg_constraints = {"predictor": constraints.real, "cutpoints": constraints.ordered_vector}
+
+    def __init__(
+        self, predictor: ArrayLike, cutpoints: ArrayLike, *, validate_args: bool | None = None
+    ) -> None:
+        self.cutpoints = jnp.asarray(cutpoints, jnp.result_type(cutpoints, float))
+        batch = jnp.broadcast_shapes(jnp.shape(predictor), self.cutpoints.shape[:-1])
+        self.predictor = jnp.broadcast_to(predictor, batch)
+        f, ends = self.predictor[..., None], self._ends()
+        logs = truncated_normal.log_prob_between(ends[..., :-1] - f, ends[..., 1:] - f)
+        super().__init__(jnp.exp(logs), validate_args=validate_args)
+
+    def _ends(self):
+        sides = [(0, 0)] * (self.cutpoints.ndim - 1) + [(1, 1)]
+        return jnp.pad(self.cutpoints, sides, constant_values=(-jnp.inf, jnp.inf))
+
+    def between(self, value):
+        """Return the cut points below and above classes, infinite beside the outer ones."""
+        shape = jnp.broadcast_shapes(jnp.shape(value), self.cutpoints.shape[:-1])
+        classes = jnp.broadcast_to(jnp.asarray(value, int), shape)[..., None]
+        ends = jnp.broadcast_to(self._ends(), (*shape, self.cutpoints.shape[-1] + 2))
+        low, high = (jnp.take_along_axis(ends, classes + k, axis=-1)[..., 0] for k in (0, 1))
+        return low, high
+
+    @validate_sample
+    def log_prob(self, value):
+        """Compute the log probabilities of classes."""
+        low, high = self.between(value)
+        return truncated_normal.log_prob_between(low - self.predictor, high - self.predictor)
+
+
+class Sorted(dist.Distribution):
+    """Independent numbers of one distribution, in increasing order.
+
+    :param base: the distribution, expanded to their number.
+    """
+
+    support = constraints.ordered_vector
+    pytree_data_fields = ("base",)
+
+    def __init__(self, base: dist.Distribution) -> None:
+        self.base = base
+        super().__init__(base.batch_shape[:-1], base.batch_shape[-1:])
+
+    def sample(self, key, sample_shape=()):
+        """Draw numbers, and sort them."""
+        return jnp.sort(self.base.sample(key, sample_shape), axis=-1)
+
+    @validate_sample
+    def log_prob(self, value):
+        """Compute the log density; each order of draws has the same."""
+        orders = gammaln(self.event_shape[0] + 1.0)
+        return orders + jnp.sum(self.base.log_prob(value), axis=-1)
 
 
 class HereditarySpikes(dist.BernoulliProbs):

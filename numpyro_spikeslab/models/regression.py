@@ -44,6 +44,7 @@ def sparse_regression(
     ``"ordered"``            ``OrderedLogistic(f, cutpoints)``, without an intercept; under the
                              prior of ``cutpoints`` all probabilities of the levels are alike at the
                              predictor 0: ``Dirichlet(1, ..., 1)``
+    ``"ordered_probit"``     :class:`~numpyro_spikeslab.OrderedProbit` likewise
     ``"poisson"``            ``Poisson(exp(f))``
     ``"negative_binomial"``  ``NegativeBinomial2(exp(f), concentration)``, with
                              ``concentration`` from ``LogNormal(0, 2)``

@@ -15,6 +15,7 @@ from jax.scipy.special import ndtr
 
 import numpyro.distributions as dist
 
+from numpyro_spikeslab.models.distributions import OrderedProbit, Sorted
 from numpyro_spikeslab.models.times import (
     HAZARD,
     LogLogisticTime,
@@ -307,18 +308,30 @@ def advice_on_separation(limit: float, fitted: Fitted) -> str:
     )
 
 
-def uniform_levels(levels: int) -> dist.Distribution:
-    """Return the prior of cut points under which all probabilities of the levels at the predictor 0
-    are alike.
-
-    The data then count as if each level had one row more, however many levels there are. Betancourt
-    (2019, *Ordinal regression*) calls it an induced Dirichlet prior.
-    """
-    to_cutpoints = dist.transforms.SimplexToOrderedTransform()
-    return dist.TransformedDistribution(dist.Dirichlet(jnp.ones(levels)), to_cutpoints)
-
-
 of_log_odds, of_probits = (partial(advice_on_separation, limit) for limit in (13.0, 7.5))
+
+
+def _ordered(name: str, of: Any, error: Any, advice: Any, **others: Any) -> ResponseKind:
+    """Make a kind of classes in order, which meet at cut points of a predictor with an error.
+
+    Under the prior all probabilities of the levels at the predictor 0 are alike, so the data count
+    as if each level had one row more, however many levels there are. They are the distances of
+    sorted uniform numbers, and cut points are sorted draws of the error. Betancourt (2019, *Ordinal
+    regression*) calls it an induced Dirichlet prior.
+    """
+    return ResponseKind(
+        name,
+        lambda f, totals, cutpoints: of(f, cutpoints),
+        lambda noise, size: {"cutpoints": Sorted(error().expand((size - 1,)))},
+        ("cutpoints",),
+        ends=(0.0,),
+        has_intercept=False,
+        along="level",
+        size=2,
+        mean=attrgetter("probs"),
+        advice=advice,
+        **others,
+    )
 
 
 def _times(name: str, of: type[ScaledTime], *sites: str) -> ResponseKind:
@@ -396,19 +409,8 @@ KINDS = (
         ratio="odds_ratio",
         advice=of_log_odds,
     ),
-    ResponseKind(
-        "ordered",
-        lambda f, totals, cutpoints: dist.OrderedLogistic(f, cutpoints),
-        lambda noise, size: {"cutpoints": uniform_levels(size)},
-        ("cutpoints",),
-        ends=(0.0,),
-        has_intercept=False,
-        along="level",
-        size=2,
-        mean=attrgetter("probs"),
-        ratio="odds_ratio",
-        advice=of_log_odds,
-    ),
+    _ordered("ordered", dist.OrderedLogistic, dist.Logistic, of_log_odds, ratio="odds_ratio"),
+    _ordered("ordered_probit", OrderedProbit, dist.Normal, of_probits, has_fractions=False),
     ResponseKind(
         "poisson",
         lambda f, totals: dist.Poisson(jnp.exp(f)),

@@ -17,6 +17,7 @@ from jax.scipy.special import ndtr
 
 import numpyro.distributions as dist
 
+from numpyro_spikeslab.algebra import augmentation
 from numpyro_spikeslab.algebra.augmentation import (
     Augmentation,
     Laplace,
@@ -28,6 +29,7 @@ from numpyro_spikeslab.algebra.augmentation import (
 )
 from numpyro_spikeslab.algebra.observations import Observations
 from numpyro_spikeslab.algebra.sparse_sums import Entries
+from numpyro_spikeslab.models.distributions import OrderedProbit
 from numpyro_spikeslab.models.primitives import ENTRIES_MARK
 from numpyro_spikeslab.reading.form import Form
 from numpyro_spikeslab.reading.program import compiled
@@ -332,6 +334,12 @@ LINKS = (
         lambda fn, y, count: Ordered(y, fn.cutpoints),
         lambda fn, y, count: Ordered(y, fn.cutpoints, count[..., None]),
     ),
+    Link(
+        OrderedProbit,
+        "predictor",
+        jnp.asarray,
+        lambda fn, y, count: augmentation.OrderedProbit(*fn.between(y)),
+    ),
     Link(dist.Laplace, "loc", jnp.asarray, lambda fn, y, count: Laplace(y, fn.scale)),
 )
 """The distributions that have an augmentation."""
@@ -339,7 +347,7 @@ LINKS = (
 AUGMENTED = (
     "Normal, StudentT or Laplace with the location f, Bernoulli, Binomial or "
     "NegativeBinomialLogits with logits=f, Bernoulli with probs=ndtr(f), NegativeBinomial2 with "
-    "the mean exp(f), or OrderedLogistic of f"
+    "the mean exp(f), or OrderedLogistic or OrderedProbit of f"
 )
 """What to expect, for errors about a likelihood without an augmentation."""
 

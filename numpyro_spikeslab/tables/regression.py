@@ -127,6 +127,7 @@ def sparse_regression(
     ``"probit"``             classes, 0 and 1              probits
     ``"binomial"``           counts of ``totals``          log odds
     ``"ordered"``            classes in order              log odds, ``cutpoints``
+    ``"ordered_probit"``     classes in order              probits, ``cutpoints``
     ``"poisson"``            counts                        logs of means
     ``"negative_binomial"``  counts with more variance     logs of means, ``concentration``
     ``"weibull"``            times, or limits of them      logs of times, ``sigma``: 1 / shape
@@ -143,12 +144,12 @@ def sparse_regression(
     has no ``cavi`` and no ``k_hat``.
 
     Classes in order are categories of pandas or polars that have an order, or numbers, whose sorted
-    values are the levels. The levels below a cut point have the log odds ``cutpoint - X w``;
-    ``cutpoints``, dimension ``cutpoint`` with labels such as ``"low|middle"``, take the place of an
-    intercept, and NUTS draws them. Where all columns are at their means the prior of the
-    probabilities of the levels is uniform: data count as if each level had one row more, however
-    many levels there are. ``y`` in ``observed_data`` has numbers from 0 on, whose labels are
-    ``level`` in ``constant_data``.
+    values are the levels. The levels below a cut point have the log odds, or the probit,
+    ``cutpoint - X w``; ``cutpoints``, dimension ``cutpoint`` with labels such as ``"low|middle"``,
+    take the place of an intercept, and NUTS draws them. Where all columns are at their means the
+    prior of the probabilities of the levels is uniform: data count as if each level had one row
+    more, however many levels there are. ``y`` in ``observed_data`` has numbers from 0 on, whose
+    labels are ``level`` in ``constant_data``.
 
     Times T until an event have ``log T = offset + intercept + X w + sigma z``, where z is the log
     of an exponential number (Weibull), Normal or logistic: a weight of 0.7 doubles the time, and
@@ -196,8 +197,8 @@ def sparse_regression(
         probability is learned.
     :param weights: a positive number for each row, shape (N,). Under a Normal likelihood its noise
         has the variance ``sigma**2 / weight``: a weight is a precision. Under others it is how
-        often the row counts, and may be a fraction, a power of its density, or 0; under a probit
-        likelihood it is a whole number.
+        often the row counts, and may be a fraction, a power of its density, or 0; under probit
+        likelihoods it is a whole number.
     :param offset: a number that is added to the predictor of each row, shape (N,), such as the
         logarithm of exposure in a regression of counts.
     :param totals: number of trials of each row, for the Binomial likelihood, or one number. Rows

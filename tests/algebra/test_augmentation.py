@@ -14,7 +14,14 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra.augmentation import Laplace, Logistic, Ordered, Probit, StudentT
+from numpyro_spikeslab.algebra.augmentation import (
+    Laplace,
+    Logistic,
+    Ordered,
+    OrderedProbit,
+    Probit,
+    StudentT,
+)
 
 KEY, SIZE = random.key(0), 20_000
 
@@ -68,6 +75,14 @@ def bound_of_order(mean, variance):
     return total
 
 
+def log_of_intervals(f):
+    """Log probability that a normal variate is between cut points, in the nearer tail."""
+    low, high = LOW - f, HIGH - f
+    low, high = np.where(low > -high, [-high, -low], [low, high])
+    below, above = stats.norm.logcdf(low), stats.norm.logcdf(high)
+    return above + np.log1p(-np.exp(below - above))
+
+
 SIGN, POWERS = np.array([-1.0, 1.0]), np.array([0.4, 1.0, 2.5])
 CASES = {
     "Bernoulli": logistic([0, 1], 1, static=1),
@@ -82,6 +97,11 @@ CASES = {
         lambda: Probit(jnp.array([0.0, 1.0])),
         lambda f: stats.norm.logcdf(SIGN * f),
         lambda mean, variance: stats.norm.logcdf(SIGN * mean) - variance / 2,
+    ),
+    "classes in order, probit": Case(
+        lambda: OrderedProbit(jnp.array(LOW), jnp.array(HIGH)),
+        log_of_intervals,
+        lambda mean, variance: log_of_intervals(mean) - variance / 2,
     ),
     "Student-t": symmetric(
         lambda y: StudentT(y, 3.0, 0.7),
@@ -116,7 +136,7 @@ def grid_of(case, low=-40.0, high=40.0):
 @cases
 def test_log_densities(precision, case):
     likelihood, tolerance = case.make(), {"float32": 1e-5, "float64": 1e-10}[precision]
-    f = np.tile(np.linspace(-20.0, 20.0, 41)[:, None], likelihood.y.size)
+    f = np.tile(np.linspace(-20.0, 20.0, 41)[:, None], case.bound(0.0, 1.0).size)
     actual = likelihood.log_density(jnp.asarray(f))
     assert actual.dtype == precision
     np.testing.assert_allclose(actual, case.log_density(f), tolerance, tolerance)
@@ -126,7 +146,7 @@ def test_log_densities(precision, case):
 def test_the_mean_over_draws_is_the_density(case):
     """Relative to its value where the auxiliaries are drawn."""
     likelihood, start = case.make(), 0.5
-    f = jnp.full((SIZE, likelihood.y.size), start)
+    f = jnp.full((SIZE, case.bound(0.0, 1.0).size), start)
     stand_in = jax.jit(lambda f: likelihood.draw(KEY, f))(f)
     # the density falls less than that of a normal variate, so that means have a normal error
     for other in (-1.5, 2.5):
@@ -138,7 +158,7 @@ def test_the_mean_over_draws_is_the_density(case):
 def test_at_predictor_zero_the_auxiliaries_are_those_of_the_mixture(name):
     case = CASES[name]
     likelihood = case.make()
-    f = jnp.zeros((SIZE, likelihood.y.size))
+    f = jnp.zeros((SIZE, case.bound(0.0, 1.0).size))
     stand_in = jax.jit(lambda f: likelihood.draw(KEY, f))(f)
     assert agrees(np.exp(log_of(stand_in, -2.0)), np.exp(case.log_density(-2.0)))
 
@@ -172,7 +192,8 @@ def test_extreme_predictors_and_empty_totals_have_finite_stand_ins(precision):
     rare = Logistic(jnp.zeros(5), jnp.full(5, 1e-3))
     order = Ordered(2 * y, jnp.array([-1e4, 1e-3]))
     continuous = StudentT(f, 0.1, 1e-3), Laplace(f, 1e-3)
-    likelihoods = Logistic(y, 1), empty, rare, order, Probit(y), *continuous
+    intervals = OrderedProbit(y, y + 1e-3)
+    likelihoods = Logistic(y, 1), empty, rare, order, Probit(y), intervals, *continuous
     for likelihood in likelihoods:
         drawn = jax.jit(lambda f, likelihood=likelihood: likelihood.draw(KEY, f))(f)
         for stand_in in drawn, likelihood.expect(f, jnp.zeros(5)):

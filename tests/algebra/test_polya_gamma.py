@@ -9,7 +9,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
-from numpyro_spikeslab.algebra import polya_gamma, rejection
+from numpyro_spikeslab.algebra import polya_gamma, rejection, truncated_normal
 
 KEY, SIZE = random.key(0), 40_000
 # on both sides of the change of envelopes at 3.1
@@ -64,9 +64,14 @@ def samples(draws, parameters):
     [
         (lambda a: rejection.gamma(KEY, a), [0.05, 0.9, 1.0, 2.5, 50.0], stats.gamma),
         (
-            lambda low: rejection.normal_above(KEY, low),
+            lambda low: truncated_normal.draw_above(KEY, low),
             [-30.0, -1.0, 2.0, 3.99, 4.01, 10.0],
             lambda low: stats.truncnorm(low, np.inf),
+        ),
+        (
+            lambda low: truncated_normal.draw_between(KEY, low, low + 0.3),
+            [-30.0, -4.35, -1.0, -0.1, 3.99, 4.01, 30.0],
+            lambda low: stats.truncnorm(low, low + 0.3),
         ),
         (
             lambda rate: polya_gamma.inverse_gaussian(
@@ -76,7 +81,7 @@ def samples(draws, parameters):
             lambda rate: stats.invgauss(1 / rate) if rate else stats.levy(),
         ),
     ],
-    ids=["gamma", "normal above", "inverse Gaussian"],
+    ids=["gamma", "normal above", "normal between", "inverse Gaussian"],
 )
 def test_draws_have_their_distribution(x64, draws, parameters, exact):
     """Kolmogorov and Smirnov's test at 1e-5."""

@@ -260,7 +260,7 @@ def steps(joint, key, start, Y):
 
 def moments_of(fn):
     """Mean and variance, also of the numbers of classes in order, which have none in NumPyro."""
-    if not isinstance(fn, dist.OrderedLogistic):
+    if not isinstance(fn, dist.CategoricalProbs):
         return fn.mean, fn.variance
     numbers = jnp.arange(fn.probs.shape[-1])
     mean = fn.probs @ numbers

@@ -55,6 +55,7 @@ DISPERSED = {
     "negative binomial": lambda f, theta: dist.NegativeBinomial2(jnp.exp(f), theta),
     "negative binomial of log odds": lambda f, theta: dist.NegativeBinomialLogits(theta, f),
     "classes in order": lambda f, theta: dist.OrderedLogistic(f, jnp.stack([-theta, theta])),
+    "classes in order, probit": lambda f, theta: nss.OrderedProbit(f, jnp.stack([-theta, theta])),
     "times": lambda f, theta: Recorded(f, theta, jnp.inf),
     # moments of fourth order exist
     "student": lambda f, theta: dist.StudentT(4 + 4 * theta, f, 0.3 + 0.3 * theta),
@@ -77,7 +78,7 @@ def density_model(name, X, Y=None, groups=None):
         likelihood = partial(DISPERSED[name], theta=theta)
     else:
         likelihood = LIKELIHOODS[name]
-    if name == "classes in order" and Y is not None:
+    if name.startswith("classes in order") and Y is not None:
         # NumPyro takes no other numbers
         Y = jnp.asarray(Y, int)
     with numpyro.plate("obs", len(X)):

@@ -115,10 +115,23 @@ MIXED = np.array([-1.0, 0.5]), 0.6, np.array([0.3, 0.7])
 CUTS = np.array([-0.5, 0.8])
 
 
-def _ordered(f: Any) -> np.ndarray:
-    """Return the probabilities of classes in order, on a last axis."""
-    below = special.expit(CUTS - np.asarray(f)[..., None])
-    return np.diff(below, axis=-1, prepend=0.0, append=1.0)
+def _ordered(likelihood: Callable, cdf: Callable) -> Case:
+    """Classes in order whose errors have that distribution."""
+
+    def below(f: Any) -> np.ndarray:
+        return cdf(CUTS - np.asarray(f)[..., None])
+
+    def log_density(y: Any, f: Any) -> Any:
+        probs = np.diff(below(f), axis=-1, prepend=0.0, append=1.0)
+        seen = np.take_along_axis(probs, np.broadcast_to(y, f.shape)[..., None], axis=-1)
+        return np.log(np.maximum(seen[..., 0], 1e-300))
+
+    return Case(
+        lambda f: likelihood(f, CUTS),
+        lambda f, rng: (rng.random(f.shape)[:, None] > below(f)).sum(axis=-1),
+        log_density,
+        int,
+    )
 
 
 # of arrays with more axes than the observations
@@ -142,14 +155,8 @@ CASES |= {
             stats.norm.logpdf((y - f)[..., None], *MIXED[:2]), axis=-1, b=MIXED[2]
         ),
     ),
-    "classes in order": Case(
-        lambda f: dist.OrderedLogistic(f, CUTS),
-        lambda f, rng: (rng.random(f.shape)[:, None] > _ordered(f).cumsum(axis=-1)).sum(axis=-1),
-        lambda y, f: np.log(
-            np.take_along_axis(_ordered(f), np.broadcast_to(y, f.shape)[..., None], -1)[..., 0]
-        ),
-        int,
-    ),
+    "classes in order": _ordered(dist.OrderedLogistic, special.expit),
+    "classes in order, probit": _ordered(nss.OrderedProbit, special.ndtr),
 }
 
 SHAPE, STOPPED = 1.5, np.arange(NUM_OBS) % 3 == 0

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
-from scipy.special import expit
+from scipy.special import expit, ndtr
 
 import jax
 import jax.numpy as jnp
@@ -152,6 +152,26 @@ def log_odds(y: Any, f: Any) -> Any:
     return y * f - np.logaddexp(0, f)
 
 
+def classes_in_order(case: str, distribution: Any, cdf: Callable, count: Any) -> Kind:
+    """Three of them, with two cut points."""
+
+    def log_density(y: Any, f: Any, z: Any) -> Any:
+        low = np.where(y > 0, z["low"] + z["gap"] * (y > 1), -np.inf)
+        high = np.where(y < 2, z["low"] + z["gap"] * (y > 0), np.inf)
+        return np.log(cdf(high - f) - cdf(low - f))
+
+    return Kind(
+        case,
+        {
+            "low": (lambda: dist.Normal(-0.5, 1.0), stats.norm(-0.5, 1.0)),
+            "gap": (lambda: dist.LogNormal(0.0, 0.5), stats.lognorm(0.5)),
+        },
+        lambda f, z: distribution(f, z["low"] + jnp.stack([0.0 * z["gap"], z["gap"]])),
+        log_density,
+        count=count,
+    )
+
+
 KINDS = {
     "classes with an intercept, missing and repeated": Kind(
         "logit",
@@ -188,18 +208,11 @@ KINDS = {
         lambda f, z: dist.Binomial(TOTALS, logits=f),
         lambda y, f, z: stats.binom.logpmf(y, TOTALS, expit(f)),
     ),
-    "classes in order with cut points, missing and repeated": Kind(
-        "classes in order",
-        {
-            "low": (lambda: dist.Normal(-0.5, 1.0), stats.norm(-0.5, 1.0)),
-            "gap": (lambda: dist.LogNormal(0.0, 0.5), stats.lognorm(0.5)),
-        },
-        lambda f, z: dist.OrderedLogistic(f, z["low"] + jnp.stack([0.0 * z["gap"], z["gap"]])),
-        lambda y, f, z: np.log(
-            expit(np.where(y < 2, z["low"] + z["gap"] * (y > 0), np.inf) - f)
-            - expit(np.where(y > 0, z["low"] + z["gap"] * (y > 1), -np.inf) - f)
-        ),
-        count=OBSERVED * COUNTS,
+    "classes in order with cut points, missing and repeated": classes_in_order(
+        "classes in order", dist.OrderedLogistic, expit, OBSERVED * COUNTS
+    ),
+    "classes in order with cut points, probit, missing": classes_in_order(
+        "classes in order, probit", nss.OrderedProbit, ndtr, OBSERVED
     ),
     "probit": Kind(
         "probit",
