@@ -148,7 +148,9 @@ def compiled(function: Callable, *args: Any, once: bool = False) -> Any:
     """Compute ``function(*args)``, compiled once for all calls that trace to the same program, and
     quickly if it runs ``once``."""
     program, constants = trace_program(function, *args)
-    return (_once if once else _often)(program, constants, *args)
+    # a function that is traced has no compiler options of its own; in it all new arrays are traced
+    run = _once if once and are_concrete(jnp.zeros(())) else _often
+    return run(program, constants, *args)
 
 
 def computed(function: Callable[[], Any]) -> tuple[Any, bool]:

@@ -98,6 +98,20 @@ def test_params_of_the_model_are_those_of_the_call(x64, jit_model_args):
     assert np.mean(draws["w"], axis=0)[0] == pytest.approx(1.0, abs=0.1)
 
 
+def test_a_chain_may_start_in_a_compiled_function():
+    X = np.random.default_rng(0).normal(size=(30, 3))
+
+    def model():
+        logits = X @ truth.weights(3)
+        numpyro.sample("y", dist.Bernoulli(logits=logits).to_event(1), obs=1 * (X[:, 0] > 0))
+
+    kernel = nss.PairedGibbs(model)
+    inits = kernel.init, jax.jit(kernel.init, static_argnums=1)
+    states = [init(KEY, 100, None, (), {}) for init in inits]
+    for one, other in zip(*(jax.tree.leaves(x.adapt_state) for x in states), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
 @pytest.mark.parametrize("size", [1.0, 1e-13, 0.0])
 def test_a_chain_stays_finite(x64, size):
     """Where a column determines the response, as of a simulation, from a start far away."""
