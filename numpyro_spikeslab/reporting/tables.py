@@ -78,8 +78,9 @@ def summary(
         :func:`sparse_regression` stores.
     :param ratios: for :func:`sparse_regression`, whether to exponentiate effects and their
         intervals: columns ``odds_ratio``, ``odds_ratio_eti89_lb`` and so on of logit and Binomial
-        likelihoods, ``rate_ratio`` of counts and ``time_ratio`` of times, in place of ``effect``.
-        The ratio of the mean effect is the geometric mean of the ratios.
+        likelihoods, ``rate_ratio`` of counts, ``time_ratio`` of times and ``hazard_ratio`` of their
+        hazards, in place of ``effect``. The ratio of the mean effect is the geometric mean of the
+        ratios.
     :returns: a DataFrame with one row per element, labelled by variable and coordinates.
     :raises ValueError: if ``data`` has no posterior, if names, ``coords`` or ``top`` do not exist
         in it, if its likelihood has no ratios, or if inclusion probabilities, those of the prior
