@@ -171,7 +171,6 @@ def columns_without(
         basis = parts.basis
         coefficients, outside = conditional(basis, parts.inside)
         span = parts.inside @ coefficients.whitening[0].T
-        gram = None if gram is None else gram + span @ jnp.swapaxes(span, -1, -2)
         without = Design(parts.outside, gram, span)
     residual = jnp.concatenate([outside, coefficients.without()[1][0]])
     return ColumnsWithout(standard, coefficients, without, residual, basis)
