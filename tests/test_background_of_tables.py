@@ -14,8 +14,10 @@ from truth.small_table import NAMES, table
 from jax import random
 
 import numpyro_spikeslab as nss
+from numpyro_spikeslab.models.responses import RESPONSES
 from numpyro_spikeslab.reporting.arviz_data import posterior
 from numpyro_spikeslab.tables.background import RowsGivenDraws
+from numpyro_spikeslab.tables.chains import Table, TableModel
 from numpyro_spikeslab.tables.evidence import standard_problem
 from numpyro_spikeslab.tables.predict import kind_of, stored_rows
 
@@ -49,6 +51,13 @@ def test_rotated_rows_have_independent_noise_and_background_and_no_intercept():
     np.testing.assert_allclose(related, parts.unit * np.diag(parts.eigenvalues), atol=1e-9)
     np.testing.assert_allclose(parts.rotate(np.ones(N)), 0, atol=1e-9)
     assert np.mean(parts.eigenvalues) == pytest.approx(1)
+
+
+def test_chains_start_where_background_and_noise_have_the_variance_of_the_response():
+    model = TableModel(RESPONSES["normal"], None, None)
+    data = {"X": X.to_numpy(float), "y": Y, "background": np.ones(N)}
+    start = Table.of(model, data, {"inclusion": (1.0, 9.0)})[0].start
+    assert start["sigma"] ** 2 + start["background_scale"] ** 2 == pytest.approx(1)
 
 
 def covariances(name, tree):

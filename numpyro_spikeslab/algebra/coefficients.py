@@ -117,6 +117,12 @@ class Coefficients(NamedTuple):
         change = solve_triangular(root, noise[..., None])[..., 0]
         return u + change, outside - times(self.E, change)
 
+    def draw(self, inside: Float[Array, " K"], noise: Float[Array, " C"]) -> Float[Array, " C"]:
+        """Draw u of one task given ``e - J w``: one decomposition gives root and mean."""
+        last = jnp.append(self.E[0], inside[:, None], axis=1)
+        sums = root_of_sum(last[None] / jnp.sqrt(self.sigma2[0]))[0, :-1]
+        return solve_triangular(sums[:, :-1], sums[:, -1] + noise)
+
     @property
     def slopes(self) -> Float[Array, "Q C M"]:
         """The derivative of the conditional mean with respect to the weights."""

@@ -253,7 +253,7 @@ class Design(NamedTuple):
     As the source of a :func:`sweep` its state is the whitened residual ``y - D w``.
 
     - **rows** - features as rows, each observation scaled by its relative precision's square root.
-    - **gram** - inner products of the features of a block; `None` if a sweep is to make them.
+    - **gram** - inner products of the rows of a block; `None` if a sweep is to make them.
     - **inside** - C more observations behind those of the rows, which change alone, or `None`.
     """
 
@@ -297,7 +297,10 @@ class Design(NamedTuple):
             rows = block.features
             products = rows @ rows.T, rows @ residual, jnp.sum(rows**2, axis=1)
         else:
-            products = block.gram, block.times(residual), jnp.diagonal(block.gram)
+            gram = block.gram
+            if block.inside is not None:
+                gram += block.inside @ block.inside.T
+            products = gram, block.times(residual), jnp.diagonal(gram)
         return products, lambda change: residual - block.combined(change)
 
 
@@ -380,9 +383,10 @@ def predictor(design: Design, weights: Float[Array, " P"]) -> Float[Array, " N"]
 
 def feature_squares(design: Design, size: int) -> Float[Array, " P"]:
     """Compute the inner product of each whitened feature with itself."""
-    if design.gram is None:
-        return jnp.sum(jnp.stack([jnp.sum(x[:size] ** 2, axis=1) for x in design.parts]), axis=0)
-    return jnp.diagonal(design.gram, axis1=1, axis2=2).reshape(-1)[:size]
+    squares = [jnp.sum(x[:size] ** 2, axis=1) for x in design.parts]
+    if design.gram is not None:
+        squares[0] = jnp.diagonal(design.gram, axis1=1, axis2=2).reshape(-1)[:size]
+    return jnp.sum(jnp.stack(squares), axis=0)
 
 
 def split_along(

@@ -129,13 +129,11 @@ class ColumnsWithout(NamedTuple):
     residual: Float[Array, " NK"]
     basis: Float[Array, "K N"]
 
-    def given(
-        self, residual: Float[Array, " NK"], noise: Float[Array, "1 C"] | None = None
-    ) -> tuple[dict[str, Any], Float[Array, " N"]]:
-        """Return the coefficients at their conditional mean, or a draw by standard normal
-        ``noise``, and the residual, given that at new weights."""
+    def given(self, residual: Float[Array, " NK"]) -> tuple[dict[str, Any], Float[Array, " N"]]:
+        """Return the coefficients at their conditional mean, and the residual, given that at new
+        weights."""
         N = self.basis.shape[1]
-        u, inside = self.coefficients.given(residual[None, N:], noise)
+        u, inside = self.coefficients.given(residual[None, N:])
         return self.standard.values(u), residual[:N] + inside[0] @ self.basis
 
 
@@ -171,7 +169,6 @@ def columns_without(
         basis = parts.basis
         coefficients, outside = conditional(basis, parts.inside)
         span = parts.inside @ coefficients.whitening[0].T
-        gram = None if gram is None else gram + span @ jnp.swapaxes(span, -1, -2)
         without = Design(parts.outside, gram, span)
     residual = jnp.concatenate([outside, coefficients.without()[1][0]])
     return ColumnsWithout(standard, coefficients, without, residual, basis)

@@ -18,12 +18,13 @@ from jax.scipy.linalg import solve_triangular
 
 from numpyro_spikeslab.algebra.coefficients import coefficients_of
 from numpyro_spikeslab.algebra.search import slice_sample
-from numpyro_spikeslab.reading.coefficient_rows import ColumnsWithout
+from numpyro_spikeslab.reading.coefficient_rows import ColumnsWithout, Standardised
 from numpyro_spikeslab.reading.roles import NUM_UPDATES, CoefficientRole, elementwise
 from numpyro_spikeslab.sampling.current import Current
 
-MAX_WORK = 1e7
-"""Largest sum of cubed sizes of the matrices that a step decomposes for the scales."""
+MAX_SIZE = 24
+"""Largest matrix that a step decomposes for a scale. For larger ones LAPACK takes ten times as
+long, and scales that move with their coefficients have more effective draws per second."""
 
 
 class LogScales:
@@ -50,12 +51,11 @@ class LogScales:
 
     def draw(
         self, key: Array, conditional: Callable, start: Any, at: Callable[[Any], Any]
-    ) -> tuple[Float[Array, " R"], Any]:
+    ) -> Float[Array, " R"]:
         """Draw one number after the other.
 
         :param conditional: ``(k, x, at(x)) ->`` the log likelihood of number k, given the others.
         :param at: what the likelihoods share at new numbers; ``start`` is that at the present ones.
-        :return: the numbers, and ``at`` these.
         """
 
         def update(k, carry):
@@ -67,31 +67,38 @@ class LogScales:
 
             new = slice_sample(random.fold_in(key, k), log_density, x[k], NUM_UPDATES)[0]
             x = x.at[k].set(new)
-            return x, at(x)
+            return x, lax.cond(k + 1 < x.size, at, lambda _: now, x)
 
-        return lax.fori_loop(0, len(self.x), update, (self.x, start))
+        return lax.fori_loop(0, len(self.x), update, (self.x, start))[0]
+
+    def applied(
+        self, x: Float[Array, " R"], E: Float[Array, "1 K C"], standard: Standardised
+    ) -> tuple[Float[Array, "1 K C"], Standardised, dict[str, Any]]:
+        """Return rows and priors of coefficients at new numbers, and the values of the sites."""
+        growth = self.growth(x)
+        prior = standard.prior._replace(scale=standard.prior.scale * growth)
+        return E * growth, standard._replace(prior=prior), self.unflatten(jnp.exp(x))
 
 
-def draw_scales(
-    key: Array, now: Current, columns: ColumnsWithout, residual: Float[Array, " NK"]
-) -> tuple[dict[str, Any], ColumnsWithout, Float[Array, " NK"]]:
-    """Draw the scales under a Normal likelihood given the weights alone.
+def draw_coefficients(
+    key: Array, now: Current, columns: ColumnsWithout, inside: Float[Array, " K"]
+) -> tuple[dict[str, Any], Float[Array, " K"]]:
+    """Draw the coefficients and their scales under a Normal likelihood given the weights.
 
-    :param residual: of ``columns``, at these weights.
-    :return: new values by site, and both at these.
+    :param inside: the residual of ``columns`` at these weights, in the span of the covariates.
+    :return: new values by site, and the residual in the span at these.
     """
-    num_inside, num_obs = columns.basis.shape
-    if not has_own_scales(now) or not now.reading.form.likelihood.is_fixed:
-        return {}, columns, residual
-    scales, (J, E, e, sigma2, whitening) = LogScales(now, now.values), columns.coefficients
-    if len(scales.x) * num_inside**3 > MAX_WORK:
-        return {}, columns, residual
-    inside = solve_triangular(whitening[0], residual[num_obs:], lower=True)
+    (standard, (J, E, e, sigma2, whitening)), new = columns[:2], {}
+    inside = solve_triangular(whitening[0], inside, lower=True)
+    noise = random.normal(key, E.shape[2:], E.dtype)
+    has_scales = has_own_scales(now) and now.reading.form.likelihood.is_fixed
+    scales: Any = LogScales(now, now.values) if has_scales else None
+    integrates, key = len(inside) <= MAX_SIZE, random.fold_in(key, 1)
 
     def at(x):
         return coefficients_of(J, E * scales.growth(x), e, sigma2)
 
-    def conditional(k, x, now):
+    def integrated(k, x, now):
         """Return the log density of one scale, by the directions in which it has evidence."""
         white = now.whitening[0] / jnp.sqrt(sigma2)
         own = white @ jnp.where(scales.members[k], now.E[0], 0)
@@ -104,13 +111,24 @@ def draw_scales(
 
         return log_density
 
-    x, coefficients = scales.draw(key, conditional, columns.coefficients, at)
-    prior = columns.standard.prior
-    prior = prior._replace(scale=prior.scale * scales.growth(x))
-    standard = columns.standard._replace(prior=prior)
-    columns = columns._replace(standard=standard, coefficients=coefficients)
-    residual = jnp.concatenate([residual[:num_obs], coefficients.whitening[0] @ inside])
-    return scales.unflatten(jnp.exp(x)), columns, residual
+    if scales and integrates:
+        x = scales.draw(key, integrated, columns.coefficients, at)
+        E, standard, new = scales.applied(x, E, standard)
+    u = columns.coefficients._replace(E=E).draw(inside, noise)
+    inside -= E[0] @ u
+    if scales and not integrates:
+        parts = (scales.members * u) @ E[0].T
+
+        def left(x):
+            return inside - jnp.expm1(x - scales.x) @ parts
+
+        def moved(k, x, now):
+            slope, curvature = parts[k] @ now / sigma2[0], parts[k] @ parts[k] / sigma2[0]
+            return lambda y: jnp.expm1(y - x[k]) * (slope - 0.5 * curvature * jnp.expm1(y - x[k]))
+
+        x = scales.draw(key, moved, inside, left)
+        inside, (_, standard, new) = left(x), scales.applied(x, E, standard)
+    return standard.values(u[None]) | new, inside
 
 
 def move_scales(
@@ -138,7 +156,7 @@ def move_scales(
         part = parts[k].reshape(f.shape)
         return lambda y: jnp.sum(log_density(now + jnp.expm1(y - x[k]) * part))
 
-    x, _ = scales.draw(key, conditional, f, at)
+    x = scales.draw(key, conditional, f, at)
     moved = values_at(u * scales.growth(x)) | scales.unflatten(jnp.exp(x))
     return sites | {k: x.astype(now.values[k].dtype) for k, x in moved.items()}
 

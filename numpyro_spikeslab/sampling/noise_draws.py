@@ -33,8 +33,8 @@ from numpyro_spikeslab.support.priors import base_of
 MAX_OBS = 1024
 # Standard deviation of the change of the log scale that a step proposes.
 STEP = 2.0
-# Updates of each number on which scales depend: more would cost more than they add.
-NUM_UPDATES = 2
+# Rounds over the numbers on which scales depend: more would cost more than they add.
+NUM_ROUNDS = 2
 # Standard deviation of the logs of the scales at which chains start.
 SPREAD = 0.5
 
@@ -161,4 +161,4 @@ def draw_noise_sites(key: Array, now: Current, new: dict[str, Any]) -> dict[str,
         x, _ = slice_sample(random.fold_in(key, k), evaluate, now[place])
         return now.at[place].set(x)
 
-    return sites_at(lax.fori_loop(0, NUM_UPDATES * free.size, update, free))
+    return sites_at(lax.fori_loop(0, NUM_ROUNDS * free.size, update, free))

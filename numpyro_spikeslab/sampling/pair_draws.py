@@ -35,7 +35,7 @@ from numpyro_spikeslab.reading.coefficient_rows import (
     tasks_without,
 )
 from numpyro_spikeslab.reading.form import Form
-from numpyro_spikeslab.sampling.coefficient_scales import draw_scales
+from numpyro_spikeslab.sampling.coefficient_scales import draw_coefficients
 from numpyro_spikeslab.sampling.current import Current
 
 DrawCoefficients = Callable[[Array, Array], tuple[dict[str, Any], Float[Array, " Q"]]]
@@ -186,19 +186,14 @@ def _draw_columns(
     if numbers is not None:
         drawn = _moved((part, sets, sweeps), numbers, problem, drawn)
 
-    def draw_coefficients(key, w):
+    def draw_others(key, w):
         new: dict[str, Any] = {}
-        residual = target - predictor(design, w)
+        residual, inside = jnp.split(target - predictor(design, w), [len(now.at.Y)])
         if columns is not None:
-            value = columns.standard.prior.value
-            noise = random.normal(key, value.shape, value.dtype)
-            key = random.fold_in(key, 1)
-            scales, at_scales, residual = draw_scales(key, now, columns, residual)
-            new, residual = at_scales.given(residual, noise)
-            new |= scales
-        return new, jnp.sum(residual**2)[None]
+            new, inside = draw_coefficients(key, now, columns, inside)
+        return new, (jnp.sum(residual**2) + jnp.sum(inside**2))[None]
 
-    return drawn, draw_coefficients
+    return drawn, draw_others
 
 
 def _columns(

@@ -161,8 +161,9 @@ class Table(NamedTuple):
         start, offset = model.kind.start, data.get("offset", np.zeros_like(data["y"]))
         count = data["mask"] * data.get("count", 1.0)
         at = None if start is None else start(data["y"], offset, count)
-        # a mean field fit takes few columns beside a background
-        at = {} if "background" in data else at
+        if "background" in data:
+            # a mean field fit takes few columns beside a background; each has half the variance
+            at = dict.fromkeys(("sigma", "background_scale"), 0.5**0.5)
         return cls(columns, data, prior, at), model
 
 

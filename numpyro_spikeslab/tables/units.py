@@ -45,6 +45,11 @@ def of_columns(names: Any, **values: Any) -> xr.Dataset:
     return xr.Dataset({name: ("feature", x) for name, x in values.items()}, {"feature": names})
 
 
+def in_units(X: Float[np.ndarray, "N P"], x: xr.Dataset) -> Float[np.ndarray, "N P"]:
+    """Give columns the mean 0 and the variance 1, in their units; constant ones are zeros."""
+    return (X - x["mean"].values) / x["sd"].values * x["varies"].values
+
+
 def standardise(
     table: xr.DataArray,
     rows: Rows,
@@ -70,7 +75,8 @@ def standardise(
         expected = "one or more columns that vary and may be out"
         raise bad("X", f"{np.sum(~varies)} constant columns of {len(varies)}", expected)
     sd = np.where(varies, sd, 1.0)
-    X = (rows.X - mean) / sd * varies
+    x = of_columns(table["feature"], mean=mean, sd=sd, varies=varies)
+    X = in_units(rows.X, x)
     means = np.average(rows.effects, axis=0, weights=rows.weights)
     Z = rows.effects - means
     y_mean, y_sd, noise, parts = 0.0, 1.0, 1.0, None
@@ -99,12 +105,11 @@ def standardise(
         data["always"] = X[:, always]
     ends = np.cumsum([len(x.levels) for x in effects.values()])[:-1]
     of_each = zip(np.split(Z, ends, axis=1), np.split(means, ends), strict=True)
-    in_units, of_effects = {}, {}
+    of_levels, of_effects = {}, {}
     for (name, effect), (columns, centre) in zip(effects.items(), of_each, strict=False):
-        in_units[name], of_effects[name] = columns / effect.unit, (effect, centre)
+        of_levels[name], of_effects[name] = columns / effect.unit, (effect, centre)
     if effects:
-        data["effects"] = in_units
-    x = of_columns(table["feature"], mean=mean, sd=sd, varies=varies)
+        data["effects"] = of_levels
     return Units(x, y_mean, y_sd, noise, total, of_effects, parts), data
 
 
