@@ -68,11 +68,16 @@ def is_chain(run: Any, name: str) -> bool:
     return ("values", name) in union(run.priors.get(name, ()))
 
 
-def find_coefficients(problem: Problem, run: Any, trace: dict[str, Any]) -> CoefficientProof:
-    """Find the coefficients of a model, by the inputs on which each part of a run can depend."""
+def find_coefficients(
+    problem: Problem, run: Any, trace: dict[str, Any], beside: Names
+) -> CoefficientProof:
+    """Find the coefficients of a model, by the inputs on which each part of a run can depend.
+
+    :param beside: from :func:`beside_predictor`.
+    """
     inputs, likelihood = problem.inputs, problem.form.response
     parts = problem.observations(run)
-    elsewhere = union([parts.scale, parts.count, run.pairs, _beside_predictor(problem)])
+    elsewhere = union([parts.scale, parts.count, run.pairs, beside])
     plain = [n for n in problem.form.others if _is_normal(run, trace[n], n)]
     bent = elsewhere | {x.name for x in parts.predictor if isinstance(x, Step)}
     names = [name for name in plain if ("values", name) not in bent]
@@ -105,8 +110,11 @@ def _is_normal(run: Any, site: dict[str, Any], name: str) -> bool:
     return is_plain(site, (dist.Normal,))
 
 
-def _beside_predictor(problem: Problem) -> Names:
-    """Find the inputs on which the density of observations depends, given their predictor."""
+def beside_predictor(problem: Problem) -> Names:
+    """Find the inputs on which the density of observations depends, given their predictor.
+
+    A Normal one is told by its location and scale.
+    """
     if problem.density is None:
         return NONE
 

@@ -118,6 +118,23 @@ def test_what_moves_the_density_beside_its_predictor_is_no_coefficient(name):
     assert read(model).form.coefficients == tuple(expected.split())
 
 
+@pytest.mark.parametrize("part", ["inclusion", "slab", "coefficient"])
+def test_what_moves_the_density_beside_its_predictor_has_no_role(part):
+    """As a scale of weights that is one of heavy tails, too."""
+
+    def model(own):
+        s = site("s", dist.Uniform(0.1, 0.9))
+        w = weigh("w", P, s if part == "inclusion" else 0.3, s if part == "slab" else 1.0)
+        f = X @ w + in_plate("e", 4, 0.0, s if part == "coefficient" else 1.0)[np.arange(N) % 4]
+        observed = dist.StudentT(3.0, f, s if own else 0.5)
+        with numpyro.plate("obs", N):
+            site("y", observed, obs=Y)
+
+    assert [role.site for role in read(lambda: model(False)).form.roles] == ["s"]
+    form = read(lambda: model(True)).form
+    assert form.roles == () and "s" in form.free
+
+
 def slopes(XW: Any) -> Any:
     with numpyro.plate("covariate", 2, dim=-2), numpyro.plate("task", 4, dim=-1):
         slope = normal("slope")
