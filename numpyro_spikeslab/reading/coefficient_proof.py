@@ -68,10 +68,19 @@ def is_chain(run: Any, name: str) -> bool:
     return ("values", name) in union(run.priors.get(name, ()))
 
 
-def find_coefficients(problem: Problem, run: Any, trace: dict[str, Any]) -> CoefficientProof:
-    """Find the coefficients of a model, by the inputs on which each part of a run can depend."""
+def find_coefficients(
+    problem: Problem, run: Any, trace: dict[str, Any], beside: Names
+) -> CoefficientProof:
+    """Find the coefficients of a model, by the inputs on which each part of a run can depend.
+
+    :param beside: from :func:`beside_predictor`.
+    """
     inputs, likelihood = problem.inputs, problem.form.response
-    names = [n for n in problem.form.others if _is_candidate(problem, run, trace[n], n)]
+    parts = problem.observations(run)
+    elsewhere = union([parts.scale, parts.count, run.pairs, beside])
+    plain = [n for n in problem.form.others if _is_normal(run, trace[n], n)]
+    bent = elsewhere | {x.name for x in parts.predictor if isinstance(x, Step)}
+    names = [name for name in plain if ("values", name) not in bent]
     if not names:
         return CoefficientProof((), (), True, ())
     moments = provenance(lambda **x: _moments(problem, x, names), **inputs)
@@ -95,13 +104,25 @@ def depend_on(problem: Problem, names: list[str], sites: list[str]) -> bool:
     return not names_of(union(moments) | rows, "values").isdisjoint(sites)
 
 
-def _is_candidate(problem: Problem, run: Any, site: dict[str, Any], name: str) -> bool:
-    key, parts = ("values", name), problem.observations(run)
+def _is_normal(run: Any, site: dict[str, Any], name: str) -> bool:
     if site["type"] != "sample" or FUNCTIONS_MARK in site["infer"] or is_chain(run, name):
         return False
-    elsewhere = union([parts.scale, parts.count, run.pairs])
-    affine = Step(key) not in parts.predictor and key not in elsewhere
-    return affine and is_plain(site, (dist.Normal,))
+    return is_plain(site, (dist.Normal,))
+
+
+def beside_predictor(problem: Problem) -> Names:
+    """Find the inputs on which the density of observations depends, given their predictor.
+
+    A Normal one is told by its location and scale.
+    """
+    if problem.density is None:
+        return NONE
+
+    def log_prob(f, values):
+        return problem.given_predictor(values, f, lambda density: density.log_prob)
+
+    f = problem.density.arguments[-1]
+    return union(provenance(log_prob, f=f, values=problem.inputs["values"]))
 
 
 def _moments(problem: Problem, inputs: dict[str, Any], names: list[str]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import numpyro.distributions as dist
 from numpyro_spikeslab.models.primitives import FUNCTIONS_MARK
 from numpyro_spikeslab.reading.coefficient_proof import (
     CoefficientProof,
+    beside_predictor,
     derivative,
     find_coefficients,
     is_chain,
@@ -85,8 +86,9 @@ def prove(traced: ModelTrace, user: str) -> Proof:
         run = provenance(problem.run, **problem.inputs)
         _check_parts(problem, run, user)
     design = names_of(slopes, "values")
-    mixed = _find_mixed(problem, run, trace)
-    coefficients = find_coefficients(problem, run, trace)
+    beside = beside_predictor(problem)
+    mixed = _find_mixed(problem, run, trace, beside)
+    coefficients = find_coefficients(problem, run, trace, beside)
     problem = replace(problem, form=replace(problem.form, coefficients=coefficients.dense))
     parts, shapes = problem.observations(run), problem.observations(problem.program.shapes)
     predictor, scale, count = (
@@ -94,7 +96,7 @@ def prove(traced: ModelTrace, user: str) -> Proof:
     )
     # as the program has it, for along an axis of size 1 the scale cannot change
     varying = not likelihood.is_fixed or shapes.scale.size > 1
-    roles = _find_roles(problem, run, trace)
+    roles = _find_roles(problem, run, trace, beside)
     plain = replace(
         problem.form,
         likelihood=likelihood.repeated() if count else likelihood,
@@ -248,7 +250,9 @@ def _slopes(problem: Problem, run: Any) -> tuple[list[str], Names]:
 # Roles
 
 
-def _find_roles(problem: Problem, run: Any, trace: dict[str, Any]) -> tuple[Role, ...]:
+def _find_roles(
+    problem: Problem, run: Any, trace: dict[str, Any], beside: Names
+) -> tuple[Role, ...]:
     """Find the sites that are noise scales, inclusion probabilities, slab scales or scales of
     coefficients alone."""
     arrays = {kind: problem.part(run, kind.part) for kind in ROLES}
@@ -256,7 +260,9 @@ def _find_roles(problem: Problem, run: Any, trace: dict[str, Any]) -> tuple[Role
     for name in problem.form.others:
         kind = _only_part(problem, run, name, arrays)
         role = None if kind is None else kind.of(trace[name])
-        if role is None or not jnp.issubdtype(problem.inputs["values"][name].dtype, jnp.inexact):
+        if role is None or ("values", name) in beside:
+            continue
+        if not jnp.issubdtype(problem.inputs["values"][name].dtype, jnp.inexact):
             continue
 
         def part(kind=kind, **x):
@@ -331,7 +337,7 @@ def _users(problem: Problem, run: Any) -> dict[str, set[str]]:
     return users
 
 
-def _find_mixed(problem: Problem, run: Any, trace: dict[str, Any]) -> str | None:
+def _find_mixed(problem: Problem, run: Any, trace: dict[str, Any], beside: Names) -> str | None:
     """Return the latent functions if the predictor is ``offset + C(W, phi)`` with constant C."""
     names = [n for n in problem.form.others if FUNCTIONS_MARK in trace[n].get("infer", {})]
     if len(names) != 1 or len(problem.form.pairs) != 1:
@@ -340,7 +346,8 @@ def _find_mixed(problem: Problem, run: Any, trace: dict[str, Any]) -> str | None
     functions, phi = functions_of(trace[name]), ("values", name)
     M, N = len(functions.templates), functions.num_inputs
     fits = problem.inputs["values"][name].shape == (M, N) and pair.shape[-1:] == (M,)
-    if not fits or phi in parts.scale | parts.count or Step(phi) in parts.predictor:
+    elsewhere = parts.scale | parts.count | beside
+    if not fits or phi in elsewhere or Step(phi) in parts.predictor:
         return None
     w, inputs = ("weights", pair.name), problem.inputs
 

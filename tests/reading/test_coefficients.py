@@ -94,6 +94,47 @@ def test_coefficients_are_normal_and_the_location_affine_in_them(name):
     assert name not in links or set(form.links) == links[name]
 
 
+BESIDE: dict[str, tuple[Callable, str]] = {
+    "a cut point": (lambda f, a, b: dist.OrderedLogistic(f + b, a[None]), "b"),
+    "a cut point of probits": (lambda f, a, b: nss.OrderedProbit(f + b, a[None]), "b"),
+    "degrees of freedom": (lambda f, a, b: dist.StudentT(1.0 + a**2, f + a + b, 0.5), "b"),
+    "a scale": (lambda f, a, b: dist.Laplace(f + b, jnp.exp(a)), "b"),
+    "a factor of the mean": (lambda f, a, b: dist.Poisson(jnp.exp(f + b) * (1 + a**2)), "b"),
+    "nothing else": (lambda f, a, b: dist.Poisson(jnp.exp(f + a - b)), "a b"),
+}
+"""Likelihoods of a predictor and two Normal sites, and which of these are coefficients."""
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_what_moves_the_density_beside_its_predictor_is_no_coefficient(name):
+    """It would be drawn as if the observations were not there."""
+    likelihood, expected = BESIDE[name]
+
+    def model():
+        f, (a, b) = X @ weigh("w", P), map(normal, "ab")
+        with numpyro.plate("obs", N):
+            site("y", likelihood(f, a, b), obs=(Y > 0).astype(int))
+
+    assert read(model).form.coefficients == tuple(expected.split())
+
+
+@pytest.mark.parametrize("part", ["inclusion", "slab", "coefficient"])
+def test_what_moves_the_density_beside_its_predictor_has_no_role(part):
+    """As a scale of weights that is one of heavy tails, too."""
+
+    def model(own):
+        s = site("s", dist.Uniform(0.1, 0.9))
+        w = weigh("w", P, s if part == "inclusion" else 0.3, s if part == "slab" else 1.0)
+        f = X @ w + in_plate("e", 4, 0.0, s if part == "coefficient" else 1.0)[np.arange(N) % 4]
+        observed = dist.StudentT(3.0, f, s if own else 0.5)
+        with numpyro.plate("obs", N):
+            site("y", observed, obs=Y)
+
+    assert [role.site for role in read(lambda: model(False)).form.roles] == ["s"]
+    form = read(lambda: model(True)).form
+    assert form.roles == () and "s" in form.free
+
+
 def slopes(XW: Any) -> Any:
     with numpyro.plate("covariate", 2, dim=-2), numpyro.plate("task", 4, dim=-1):
         slope = normal("slope")

@@ -152,13 +152,13 @@ def log_odds(y: Any, f: Any) -> Any:
     return y * f - np.logaddexp(0, f)
 
 
-def classes_in_order(case: str, distribution: Any, cdf: Callable, count: Any) -> Kind:
+def classes_in_order(case: str, distribution: Any, cdf: Callable, count: Any = 1.0) -> Kind:
     """Three of them, with two cut points."""
 
     def log_density(y: Any, f: Any, z: Any) -> Any:
         low = np.where(y > 0, z["low"] + z["gap"] * (y > 1), -np.inf)
         high = np.where(y < 2, z["low"] + z["gap"] * (y > 0), np.inf)
-        return np.log(cdf(high - f) - cdf(low - f))
+        return np.log(np.maximum(cdf(high - f) - cdf(low - f), 1e-300))
 
     return Kind(
         case,
@@ -211,8 +211,8 @@ KINDS = {
     "classes in order with cut points, missing and repeated": classes_in_order(
         "classes in order", dist.OrderedLogistic, expit, OBSERVED * COUNTS
     ),
-    "classes in order with cut points, probit, missing": classes_in_order(
-        "classes in order, probit", nss.OrderedProbit, ndtr, OBSERVED
+    "classes in order with cut points, probit": classes_in_order(
+        "classes in order, probit", nss.OrderedProbit, ndtr
     ),
     "probit": Kind(
         "probit",
