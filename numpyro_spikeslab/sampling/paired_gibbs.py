@@ -94,8 +94,9 @@ class PairedGibbs(BlockKernel):
     Coefficients that the kernel draws, such as an intercept, are integrated out of the pairs, so
     columns need not be centred. For tasks this holds if each task has its own coefficients.
     Otherwise, or if another block draws them, centre the columns. Scales of coefficients of a
-    design are drawn with these integrated out under a Normal likelihood, and also move together
-    with them under others, so neither has to be written without its centre.
+    design are drawn with these integrated out under a Normal likelihood with at most 24
+    coefficients, and move together with them under others or with more, so neither has to be
+    written without its centre.
 
     Weights of shape (Q, M) of Q tasks that share M features, or that mix
     :func:`~numpyro_spikeslab.latent_functions`, are drawn for all tasks at once. Entries may be
