@@ -168,6 +168,8 @@ IGNORED = {
         r"y: got missing labels \[0\], unknown labels \[30\]",
     ),
     "likelihood": (as_given, {"likelihood": "logit"}, "likelihood: got 'logit', expected one of"),
+    "times": (as_given, {"likelihood": "weibull"}, "likelihood: .* sparse_regression has others"),
+    "limits": (lambda X, y: (X, np.stack([y, y], axis=1)), {}, "y should be a 1d array"),
     "a negative count": (
         lambda X, y: (X, np.r_[np.arange(29), -1]),
         {"likelihood": "poisson"},

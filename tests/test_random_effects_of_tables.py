@@ -100,3 +100,30 @@ def test_slopes_of_groups_under_another_likelihood():
     by_hand += draws["effect_site"].sel(site=labels)
     np.testing.assert_allclose(nss.predict(dt, kind="predictor"), by_hand, atol=1e-9)
     assert nss.summary(dt).loc["effect_site_x[a]"].notna()["mean"]
+
+
+RESPONSES = {
+    "student": "y",
+    "negative_binomial": "count",
+    "ordered_probit": "grade",
+}
+
+
+@pytest.mark.parametrize("likelihood", RESPONSES)
+def test_effects_of_groups_under_other_likelihoods_are_those_of_the_data(likelihood):
+    """In the order of the sites' means, of known groups and of new ones."""
+    data = DATA.assign(count=np.round(np.exp(DATA["y"] / 10)))
+    data["grade"] = pd.cut(DATA["y"], [-np.inf, 20, 25, np.inf], labels=[*"lmh"])
+    few = dict(likelihood=likelihood, num_warmup=150, num_samples=150, progress_bar=False)
+    formula = f"{RESPONSES[likelihood]} ~ x + z + (1 | site)"
+    dt = nss.sparse_regression(KEY, formula, data=data, always="x", **few)
+    draws = dt["posterior"].to_dataset()
+    assert all(np.isfinite(x).all() for x in draws.values())
+    truth = (DATA["y"] - DATA["x"]).groupby(DATA["site"]).mean()
+    effects = draws["effect_site"].mean(["chain", "draw"]).to_series()
+    assert truth.corr(effects) > 0.9 and (draws["sd_site"] > 0).all()
+    new = data.iloc[:3].assign(site=["b", "new", "newer"])
+    f = nss.predict(dt, new, kind="predictor")
+    spread = f.std(["chain", "draw"]).values
+    assert np.isfinite(f).all() and (spread[1:] > spread[0]).all()
+    assert np.isfinite(nss.predict(dt, new, kind="mean")).all()

@@ -315,8 +315,24 @@ def with_row(values, of=ENDS.T):
     return np.where(np.arange(NUM_ROWS)[:, None] == 2, values, of)
 
 
+def test_limits_are_two_responses_of_a_formula():
+    pytest.importorskip("formulaic")
+    few = {"likelihood": "weibull", "num_warmup": 20, "num_samples": 20, "num_chains": 2}
+    frame = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "low": ENDS[0], "high": ENDS[1]})
+    of_names = nss.sparse_regression(KEY, "low + high ~ a + b", data=frame, **few)
+    alone = nss.sparse_regression(KEY, frame[["a", "b"]], frame[["low", "high"]], **few)
+    xr.testing.assert_equal(of_names["posterior"].to_dataset(), alone["posterior"].to_dataset())
+
+
+FIELDS = np.array([*zip(SEEN, ENDS[0], strict=True)], dtype=[("event", bool), ("time", float)])
+
 test_refusals = refusals(
     {
+        "fields": ({"y": FIELDS}, r"y: got the void .* `y\['name'\]` takes one field"),
+        "a name": (
+            {"y": np.arange(1.0, 25.0), "event": "died"},
+            r"event: got the str_ 'died', .* A column is `event=data\['died'\]`",
+        ),
         "zero": ({"y": np.zeros(NUM_ROWS)}, "y: got 0 in row 0, expected positive times"),
         "below zero": ({"y": with_row([-1.0, 2.0])}, "y: got -1 and 2 in row 2, expected positive"),
         "nothing known": ({"y": with_row([0.0, np.inf])}, "y: got 0 and inf in row 2, .* finite"),

@@ -13,6 +13,15 @@ from numpyro_spikeslab.support.files import plain_columns
 from numpyro_spikeslab.support.messages import bad, some
 from numpyro_spikeslab.support.tabular import UNIT, in_pandas
 
+ARGUMENTS = {
+    "offset": "offset=data['a']",
+    "Surv": "event=data['event']",
+    "cens": "event=data['event']",
+    "cbind": "totals=data['total']",
+    "trials": "totals=data['total']",
+}
+"""Functions in formulas of other packages, and what is an argument instead."""
+
 LEVELS = "Leave these rows out, or let the regression see rows of these levels."
 
 
@@ -51,9 +60,11 @@ def sides(formula: str, data: Any) -> tuple[pd.DataFrame, Any]:
     # categories with an order are one response
     has_order = name in frame and getattr(frame[name].dtype, "ordered", False)
     y = frame[[name]] if has_order else model_matrix("data", parts[0], data)
-    if y.shape[1] != 1:
+    num_terms = 1 if has_order else len(y.model_spec.terms)
+    # two are limits of times
+    if y.shape[1] != num_terms or num_terms > 2:
         remedy = f"Write a class as `{{{formula.split('~')[0].strip()} == 'yes'}} ~ a + b`."
-        if len(y.model_spec.terms) > 1:
+        if num_terms > 1:
             remedy = "Regress each response by itself."
         raise refused(f"one with one response, not {some([*y.columns])}", remedy)
     if "Intercept" not in X:
@@ -162,9 +173,9 @@ def failure(argument: str, source: Any, frame: pd.DataFrame, error: Exception) -
 
 def unknown_name(argument: str, name: str, formula: str, frame: pd.DataFrame) -> ValueError:
     """Make the error for a name that is no column."""
-    if name == "offset":
-        remedy = "Leave it out, and give `offset=data['a']` beside the formula."
-        return bad("X", "`offset()` in a formula", "terms with weights", remedy)
+    if name in ARGUMENTS:
+        remedy = f"Leave it out, and give `{ARGUMENTS[name]}` beside the formula."
+        return bad("X", f"`{name}()` in a formula", "terms with weights, and `y ~`", remedy)
     if f"{name}(" in formula:
         expected = "those of formulaic, as bs, poly and C, or of numpy"
         return bad("X", f"the unknown function {name!r}", expected, f"Is it `np.{name}`?")

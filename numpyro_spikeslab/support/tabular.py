@@ -144,11 +144,15 @@ def _refuse(argument: str, values: Any, array: np.ndarray, is_wrong: Any) -> Non
     remedy = GAPS if isinstance(entry, float) else ""
     if isinstance(entry, str | bytes):
         remedy = DIGITS
+    elif isinstance(entry, np.void):
+        remedy = f"`{argument}['name']` takes one field; a second one is an argument, too."
     elif isinstance(entry, DATES):
         remedy = UNIT
     elif hasattr(entry, "to_timestamp"):
         remedy = f"`to_timestamp` makes dates of periods. {UNIT}"
     got = f"{entry}" if isinstance(entry, float) else f"the {type(entry).__name__} '{entry!s:.40}'"
+    if not index and isinstance(entry, str):
+        remedy = f"A column is `{argument}=data[{str(entry)!r}]`."
     if index:
         got += f" in {_place(values, index)}, the first of {np.sum(is_wrong)}"
     raise bad(argument, got, "finite real numbers", remedy)

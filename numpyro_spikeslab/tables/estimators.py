@@ -69,7 +69,8 @@ class TableEstimator(BaseEstimator):
             weights are negative, or rows count less than three times together.
         """
         if self.likelihood not in self._likelihoods:
-            raise bad("likelihood", repr(self.likelihood), f"one of {self._likelihoods}")
+            remedy = "The function sparse_regression has others, such as times and their limits."
+            raise bad("likelihood", repr(self.likelihood), f"one of {self._likelihoods}", remedy)
         check_kind("X", X)
         labels, y = row_labels(y), in_pandas("y", y)
         if is_classifier(self) and getattr(y, "dtype", None) == "category":

@@ -66,7 +66,7 @@ def formula_table(formula: Any, y: Any, data: Any, groups: Any, always: Any) -> 
     used = spec.required_variables.union(*of_groups)
     read = plain_columns(frame[[x for x in frame if x in used]])
     others = flat, row_labels(data), parents, read, effects_of(of_groups, frame)
-    return Given(table, y.iloc[:, 0], [*terms.values()], *others)
+    return Given(table, y.squeeze(axis=1), [*terms.values()], *others)
 
 
 def columns_named(name: Any, terms: dict[str, str], spec: Any) -> list[str]:

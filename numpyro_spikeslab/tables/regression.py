@@ -206,7 +206,7 @@ def sparse_regression(
     :param event: for times, 1 or true where the event was seen at the time in ``y``, 0 where it was
         not yet, shape (N,); by default all were seen. Or ``y`` has two columns, shape (N, 2), the
         limits between which a time lies: equal if it was seen, 0 as the lower one or infinity as
-        the upper one where there is none.
+        the upper one where there is none; in a formula, ``"low + high ~ x"``.
     :param background: under a Normal likelihood, what few columns with large effects stand before:
         `True` for a small effect of each column (Zhou, Carbonetto and Stephens, 2013, *Polygenic
         modeling with Bayesian sparse linear mixed models*), or the covariance of rows up to a
@@ -261,7 +261,7 @@ def sparse_regression(
     run = Run.checked(kind, key, num_warmup, num_samples, num_chains, progress_bar)
     given = formula_table(X, y, data, groups, always)
     labels: list[Any] = []
-    if kind.along == "level" and given.y is not None:
+    if kind.along == "level" and np.ndim(given.y) == 1:
         y, labels = ordered_levels(given.y)
         given = given._replace(y=y)
     of_rows = {"offset": offset, "totals": totals, "weights": weights, "event": event}

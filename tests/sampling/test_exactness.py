@@ -264,7 +264,9 @@ def moments_of(fn):
         return fn.mean, fn.variance
     numbers = jnp.arange(fn.probs.shape[-1])
     mean = fn.probs @ numbers
-    return mean, fn.probs @ numbers**2 - mean**2
+    variance = jnp.sum(fn.probs * (numbers - mean[..., None]) ** 2, axis=-1)
+    # one class may be certain, to rounding
+    return mean, variance + 1e-6
 
 
 def statistics(joint, latent, Y):

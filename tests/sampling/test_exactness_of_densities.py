@@ -55,7 +55,10 @@ DISPERSED = {
     "negative binomial": lambda f, theta: dist.NegativeBinomial2(jnp.exp(f), theta),
     "negative binomial of log odds": lambda f, theta: dist.NegativeBinomialLogits(theta, f),
     "classes in order": lambda f, theta: dist.OrderedLogistic(f, jnp.stack([-theta, theta])),
-    "classes in order, probit": lambda f, theta: nss.OrderedProbit(f, jnp.stack([-theta, theta])),
+    # the classes at the ends are not impossible
+    "classes in order, probit": lambda f, theta: nss.OrderedProbit(
+        f, jnp.stack([-jnp.log1p(theta), jnp.log1p(theta)])
+    ),
     "times": lambda f, theta: Recorded(f, theta, jnp.inf),
     # moments of fourth order exist
     "student": lambda f, theta: dist.StudentT(4 + 4 * theta, f, 0.3 + 0.3 * theta),
