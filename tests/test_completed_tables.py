@@ -96,6 +96,22 @@ def test_each_chain_predicts_rows_of_its_own_table(alone, pooled, tmp_path):
     np.testing.assert_allclose(new, np.concatenate(mine), rtol=1e-12)
 
 
+@pytest.mark.parametrize(("likelihood", "dim"), [("ordered", "cutpoint"), ("cox", "piece")])
+def test_levels_and_pieces_are_those_of_each_table(likelihood, dim):
+    levels = pd.cut(Y, 3, labels=["low", "middle", "high"])
+    y = {"ordered": levels, "cox": np.exp(Y / np.std(Y))}[likelihood]
+    options = dict(FEW, likelihood=likelihood)
+    dt = nss.sparse_regression(KEY, TABLES[:2], y, **options)
+    one = nss.sparse_regression(random.split(KEY, 2)[1], TABLES[1], y, **options)
+    site = {"cutpoint": "cutpoints", "piece": "log_hazard"}[dim]
+    mine = dt["posterior"][site].isel(chain=slice(2, None))
+    np.testing.assert_array_equal(mine, one["posterior"][site])
+    assert mine[dim].equals(one["posterior"][dim])
+    f, of_one = (nss.predict(x, X[:3], kind="mean") for x in (dt, one))
+    np.testing.assert_allclose(f.isel(chain=slice(2, None)), of_one, rtol=1e-9)
+    assert f.sizes == {**of_one.sizes, "chain": 4}
+
+
 def test_diagnostics_are_within_tables_and_rubins_share_is_between(alone, pooled):
     summary, each = (
         nss.summary(pooled, round_to=None),

@@ -48,7 +48,7 @@ DENSITIES = {
     ),
 }
 DENSITIES |= {name: partial(log_density_of_times, name) for name in TIMES if name != "cox"}
-DENSITIES["cox"] = lambda y, f, h: f + np.log(h) - h * np.exp(f) * y[0]
+DENSITIES["cox"] = lambda y, f, h: f + h - np.exp(f + h) * y[0]
 SITES = {
     "normal": {"sigma": stats.halfnorm},
     "student": {"sigma": stats.halfnorm, "dof": stats.gamma(2.0, scale=10.0)},
@@ -57,7 +57,7 @@ SITES = {
     "ordered_probit": {"cutpoints": stats.norm},
     **{name: {"sigma": stats.halfnorm} for name in TIMES if name not in ("exponential", "cox")},
     # of one piece
-    "cox": {"hazard": stats.gamma(0.01, scale=100.0)},
+    "cox": {"log_hazard": stats.norm(0.0, 10.0)},
 }
 
 
@@ -207,7 +207,7 @@ def test_models_have_the_density_that_is_documented(likelihood):
     values = {"w_spike": np.array([1, 0]), "w_slab": rng.normal(size=3), "slab_scale": 0.7}
     values |= {"always": rng.normal(size=1), "intercept": 0.3, "inclusion": 0.2}
     values |= dict.fromkeys(SITES.get(likelihood, {}), 1.3)
-    for vector in {"cutpoints", "hazard"} & {*values}:
+    for vector in {"cutpoints", "log_hazard"} & {*values}:
         values[vector] = np.array([1.3])
     model = nss.models.sparse_regression(likelihood=likelihood, groups=(0, 1, 0))
     with double_precision():

@@ -211,7 +211,7 @@ REFUSED = {
     "totals": (lambda: regress(Y, totals=3), "totals: got numbers"),
     "fractions": (
         lambda: regress(levels(Y), likelihood="ordered_probit", weights=COUNTS),
-        "weights: got .* Fractions need likelihood='logit' or 'ordered'",
+        "weights: got .* Fractions need likelihood='logit', 'ordered' or 'weibull'",
     ),
     "other likelihood": (
         lambda: regress(levels(Y), likelihood="logit"),

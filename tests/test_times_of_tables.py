@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 from test_likelihoods_of_tables import INCLUSION, exact, log_slabs
 from truth.time_cases import (
     BREAKS,
-    HAZARD,
+    LOG_HAZARD,
     NUM_ROWS,
     SEEN,
     SITES,
@@ -26,6 +26,7 @@ import jax
 from jax import random
 import jax.numpy as jnp
 
+import numpyro.distributions as dist
 from numpyro.infer.util import log_likelihood
 
 import numpyro_spikeslab as nss
@@ -69,7 +70,7 @@ def result(likelihood):
     draws = {name: (names, 0.5 + rng.random(like)) for name in RESPONSES[likelihood].own_sites}
     coords = {"feature": ["a", "b"], "row": np.arange(NUM_ROWS) + 7}
     if likelihood == "cox":
-        draws["hazard"] = [*names, "piece"], HAZARD * (0.5 + rng.random((*like, 1)))
+        draws["log_hazard"] = [*names, "piece"], LOG_HAZARD + rng.random((*like, 1))
         coords["piece"] = [0.0, *BREAKS]
     else:
         draws["intercept"] = names, rng.normal(size=like)
@@ -83,7 +84,7 @@ def result(likelihood):
     }
     f = offset + draws["w"][1] @ X.T
     if likelihood == "cox":
-        return xr.DataTree.from_dict(groups), f, draws["hazard"][1][:, :, None]
+        return xr.DataTree.from_dict(groups), f, draws["log_hazard"][1][:, :, None]
     f += draws["intercept"][1][..., None]
     sigma = draws["sigma"][1][..., None] if "sigma" in draws else 1.0
     return xr.DataTree.from_dict(groups), f, sigma
@@ -180,26 +181,29 @@ def test_chains_agree_with_quadrature_over_hazards(tmp_path):
     w = draws["w"].values * sd
     centre = np.log((event.sum() + 0.5) / (y @ np.exp(offset)))
     shift = draws["w"].values @ mean
-    hazards = draws["hazard"].values * np.exp(shift[..., None] - centre) * unit
+    hazards = draws["log_hazard"].values + shift[..., None] + np.log(unit) - centre
     starts, ends = np.append(0.0, breaks), np.append(breaks, np.inf)
     exposure = np.clip(y[:, None], starts, ends) - starts
     deaths = ((y[:, None] > starts) & (y[:, None] <= ends) & event[:, None]).sum(axis=0)
-    logs, sums = [], []
+    at, logs, sums = np.linspace(-4.0, 3.0, 200), [], []
     for model in np.ndindex(2, 2):
         # the density of slabs is infinite at 0, which is no node
         axes = [np.linspace(-1.2, 1.2, 160) if is_in else np.zeros(1) for is_in in model]
         W = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1).reshape(-1, 2)
         f = offset + W @ X.T
-        # of Gamma distributions
-        rate = 0.01 + np.exp(f + centre) @ exposure
-        log = f[:, event].sum(-1) - (0.01 + deaths) @ np.log(rate).T
+        rate = np.exp(f + centre) @ exposure
+        of_pieces = deaths * at[:, None, None] - np.exp(at)[:, None, None] * rate
+        of_pieces += stats.norm.logpdf(at, 0.0, 10.0)[:, None, None]
+        integrals = logsumexp(of_pieces, axis=0)
+        means = np.einsum("agj,a->gj", np.exp(of_pieces - integrals), at)
+        log = f[:, event].sum(-1) + integrals.sum(-1)
         included = [W[:, p] for p in range(2) if model[p]]
         log += log_slabs(*included) if included else 0.0
         log += np.log([x[1] - x[0] for x in axes if len(x) > 1]).sum()
         log += np.log(np.where(model, INCLUSION, 1 - INCLUSION)).sum()
         total = logsumexp(log)
         logs.append(total)
-        sums.append([*model, *(np.exp(log - total) @ np.column_stack([W, (0.01 + deaths) / rate]))])
+        sums.append([*model, *(np.exp(log - total) @ np.column_stack([W, means]))])
     truth = np.exp(logs - logsumexp(logs)) @ np.array(sums)
     values = [*np.moveaxis(w != 0, -1, 0), *np.moveaxis(w, -1, 0), *np.moveaxis(hazards, -1, 0)]
     errors = [float(arviz_stats.mcse(x.astype(float), method="mean")) for x in values]
@@ -208,7 +212,7 @@ def test_chains_agree_with_quadrature_over_hazards(tmp_path):
     assert (abs(means - truth)[:2] < 0.02).all()
     # what is stored predicts the same
     f = offset + w @ X.T + shift[..., None]
-    of_rows = Hazards(f, draws["hazard"].values[:, :, None], unit * breaks)
+    of_rows = Hazards(f, draws["log_hazard"].values[:, :, None], unit * breaks)
     np.testing.assert_allclose(
         dt["log_likelihood"]["y"],
         np.where(event, of_rows.logpdf(unit * y), of_rows.logsf(unit * y)),
@@ -230,21 +234,22 @@ def test_chains_agree_with_quadrature_over_hazards(tmp_path):
 def test_draws_of_hazards_have_the_density_of_limits():
     """Times between limits are drawn with them."""
     low, high = np.array([[0.5, 0.5], [1.5, 1.5], [0.0, 1.2], [0.4, 3.0], [2.0, np.inf]]).T
-    f, count, breaks = 0.3 * np.arange(5.0), np.array([3.0, 2.0, 1.0, 2.0, 1.0]), np.array([1.0])
+    f, count, breaks = 0.3 * np.arange(5.0), np.array([3.0, 2.0, 1.0, 1.0, 4.0]), np.array([1.0])
+    # a narrow prior, so that it decides
+    prior = dist.Normal(0.5, 0.7)
 
-    def of(hazard):
-        return PiecewiseTime(f, hazard, breaks, high)
+    def of(log_hazard):
+        return PiecewiseTime(f, log_hazard, breaks, high)
 
-    def step(hazard, key):
-        hazard = of(hazard).draw_hazard(key, jnp.asarray(low), count)
-        return hazard, hazard
+    def step(x, key):
+        x = of(x).draw_log_hazard(key, prior, jnp.asarray(low), count)
+        return x, x
 
-    draws = jax.lax.scan(step, jnp.ones(2), random.split(KEY, 20_000))[1]
-    grid = np.exp(np.linspace(-7.0, 2.5, 120))
+    draws = jax.lax.scan(step, jnp.zeros(2), random.split(KEY, 20_000))[1]
+    grid = np.linspace(-6.0, 3.0, 120)
     nodes = np.stack(np.meshgrid(grid, grid, indexing="ij"), -1).reshape(-1, 1, 2)
-    log = (count * of(nodes).log_prob(low)).sum(-1) - 0.01 * nodes.sum((1, 2))
-    probs = np.exp(log + 0.01 * np.log(nodes).sum((1, 2)))
-    truth = probs @ nodes[:, 0] / probs.sum()
+    log = (count * of(nodes).log_prob(low)).sum(-1) + prior.log_prob(nodes).sum((1, 2))
+    truth = np.exp(log) @ nodes[:, 0] / np.exp(log).sum()
     errors = np.array([arviz_stats.mcse(np.asarray(x)[None], method="mean") for x in draws.T])
     # five standard errors
     assert (abs(draws.mean(axis=0) - truth) < 5 * errors + 1e-3).all()
@@ -289,9 +294,9 @@ def test_weights_that_are_always_in_are_near_the_maximum_of_the_likelihood():
     best = optimize.minimize(loss, [1.0, 0.0, 0.0, 0.0])
     draws = posterior(dt)
     sites = draws["intercept"], *(draws["w"].sel(feature=k) for k in "ab"), np.log(draws["sigma"])
-    # the prior and the skewness move it by less than a third of its standard error
+    # the prior and the skewness move it by 0.3 standard errors, and draws of sigma by 0.05
     errors = np.sqrt(np.diag(best.hess_inv))
-    assert (abs(np.array([float(x.mean()) for x in sites]) - best.x) < errors / 3).all()
+    assert (abs(np.array([float(x.mean()) for x in sites]) - best.x) < 0.45 * errors).all()
     assert dt["summary"].attrs["concordance"] > 0.75
 
 
@@ -346,6 +351,10 @@ test_refusals = refusals(
         ),
         "none": ({"y": np.arange(1.0, 25.0), "event": 0}, "y, event: got censored times in every"),
         "no variation": ({"y": np.ones(24)}, "y: got 0.* in every row"),
+        "fractions": (
+            {"likelihood": "cox", "weights": np.full(NUM_ROWS, 0.5)},
+            "weights: got 0.5, .* Fractions need .* 'weibull'",
+        ),
         "no times": (
             {"likelihood": "logit", "y": SEEN, "event": SEEN},
             "event: got numbers, expected None for likelihood='logit'. 'weibull', .* have times",

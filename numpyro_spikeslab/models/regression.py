@@ -53,12 +53,12 @@ def sparse_regression(
     ``"lognormal"``          ``LogNormal(f, sigma)``
     ``"loglogistic"``        the exponential of ``Logistic(f, sigma)``
     ``"exponential"``        ``Exponential(exp(-f))``
-    ``"cox"``                times whose hazard is ``hazard[j] * exp(f)`` in the piece j of time,
-                             with ``hazard`` from ``Gamma(0.01, 0.01)``, without an intercept
+    ``"cox"``                times whose hazard is ``exp(f + log_hazard[j])`` in the piece j of
+                             time, with ``log_hazard`` from ``Normal(0, 10)``, without an intercept
     ======================== =========================================================
 
     :class:`~numpyro_spikeslab.PairedGibbs` draws all sites but ``concentration``, ``cutpoints``,
-    ``dof``, ``hazard``, and ``sigma`` of other likelihoods than Normal, which need NUTS beside
+    ``dof``, ``log_hazard``, and ``sigma`` of other likelihoods than Normal, which need NUTS beside
     it. Where more than half of the responses of a Student-t likelihood are equal, the posterior is
     improper.
 

@@ -17,7 +17,6 @@ import numpyro.distributions as dist
 
 from numpyro_spikeslab.models.distributions import OrderedProbit, Sorted
 from numpyro_spikeslab.models.times import (
-    HAZARD,
     LogLogisticTime,
     LogNormalTime,
     PiecewiseTime,
@@ -149,7 +148,7 @@ def scaled_times(rows: Any, centre: float, scale: float) -> dict[str, Any]:
 
 
 def times_in_pieces(rows: Any, centre: float, scale: float) -> dict[str, Any]:
-    """Return limits of times, whose hazards are relative to the mean."""
+    """Return limits of times, whose log hazards are relative to a centre."""
     breaks = event_breaks(rows.beside, rows.weights)
     offset = rows.offset + centre
     return {"y": rows.y, "upper": rows.beside, "offset": offset, "breaks": breaks}
@@ -435,14 +434,17 @@ KINDS = (
     _times("exponential", WeibullTime),
     ResponseKind(
         "cox",
-        lambda f, upper, hazard, breaks: PiecewiseTime(f, hazard, breaks, upper),
-        lambda noise, size: {"hazard": dist.Gamma(*HAZARD).expand([size]).to_event(1)},
-        ("hazard",),
-        draw=lambda key, times, y, count: {"hazard": times.draw_hazard(key, y, count)},
+        lambda f, upper, log_hazard, breaks: PiecewiseTime(f, log_hazard, breaks, upper),
+        lambda noise, size: {"log_hazard": dist.Normal(0.0, WIDE).expand([size]).to_event(1)},
+        ("log_hazard",),
+        draw=lambda key, times, *data: {
+            "log_hazard": times.draw_log_hazard(key, dist.Normal(0.0, WIDE), *data)
+        },
         check=check_times,
         units=log_mean_hazard,
         in_units=times_in_pieces,
         has_intercept=False,
+        has_fractions=False,
         along="piece",
         size=1,
         beside="upper",

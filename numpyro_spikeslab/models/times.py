@@ -128,35 +128,51 @@ class LogLogisticTime(ScaledTime):
 
 
 class PiecewiseTime(Time):
-    """Times whose hazard is ``hazard[j] * exp(loc)`` in the piece j.
+    """Times whose hazard is ``exp(loc + log_hazard[j])`` in the piece j.
 
     With a piece for each event, and hazards at their maximum, the likelihood is nearly Cox's
     partial one (Breslow, 1974, *Covariance analysis of censored survival data*).
 
-    :param hazard: hazards of the pieces at ``loc`` 0, shape (..., J).
+    :param log_hazard: log hazards of the pieces at ``loc`` 0, shape (..., J).
     :param breaks: the ends of all pieces but the last, which has none, shape (J - 1,).
     """
 
     arg_constraints: ClassVar = {
         "loc": constraints.real,
-        "hazard": constraints.independent(constraints.positive, 1),
+        "log_hazard": constraints.real_vector,
         "breaks": constraints.positive_ordered_vector,
     }
-    pytree_data_fields = ("loc", "hazard", "breaks", "upper")
+    pytree_data_fields = ("loc", "log_hazard", "breaks", "upper")
 
     def __init__(
-        self, loc: Any, hazard: Any, breaks: Any, upper: Any, *, validate_args: bool | None = None
+        self,
+        loc: Any,
+        log_hazard: Any,
+        breaks: Any,
+        upper: Any,
+        *,
+        validate_args: bool | None = None,
     ):
-        shapes = jnp.shape(loc), jnp.shape(upper), jnp.shape(hazard)[:-1]
+        shapes = jnp.shape(loc), jnp.shape(upper), jnp.shape(log_hazard)[:-1]
         shape = lax.broadcast_shapes(*shapes)
         self.loc, self.upper = promote_shapes(loc, upper, shape=shape)
-        self.hazard, self.breaks = hazard, breaks
+        self.log_hazard, self.breaks = log_hazard, breaks
         super().__init__(shape, validate_args=validate_args)
 
     @property
     def _ends(self) -> tuple[Any, Any]:
         breaks = jnp.asarray(self.breaks)
         return jnp.append(0.0, breaks), jnp.append(breaks, jnp.inf)
+
+    @property
+    def _largest(self) -> tuple[Any, Any]:
+        """Return the largest hazard, and those of the pieces relative to it.
+
+        Where columns are far from 0, so are log hazards and ``loc``, and no exponential of one
+        alone is finite.
+        """
+        top = lax.stop_gradient(jnp.max(self.log_hazard, -1, keepdims=True))
+        return jnp.exp(self.loc + top[..., 0]), jnp.exp(self.log_hazard - top)
 
     def _spent(self, time: Any) -> Any:
         """Return how much of a time is in each piece."""
@@ -170,45 +186,56 @@ class PiecewiseTime(Time):
 
     def log_survival(self, time: Any) -> Any:
         """Compute the integral of the hazard, with a minus."""
-        return -jnp.exp(self.loc) * jnp.sum(self._spent(time) * self.hazard, -1)
+        largest, relative = self._largest
+        return -largest * jnp.sum(self._spent(time) * relative, -1)
 
     def log_density(self, time: Any) -> Any:
         """Compute the log of hazard times survival."""
-        hazard = jnp.sum(jnp.where(self._is_in(time), self.hazard, 0.0), -1)
-        return self.loc + jnp.log(hazard) + self.log_survival(time)
+        log_hazard = jnp.sum(jnp.where(self._is_in(time), self.log_hazard, 0.0), -1)
+        return self.loc + log_hazard + self.log_survival(time)
 
     def exceeded(self, probability: Any) -> Any:
         """Compute where the integral of the hazard is that of the probability."""
         starts, ends = self._ends
-        of_pieces = self.hazard * (ends - starts)
+        largest, relative = self._largest
+        of_pieces = relative * (ends - starts)
         ended = jnp.cumsum(of_pieces[..., :-1], -1)
         before = jnp.concatenate([jnp.zeros_like(of_pieces[..., :1]), ended], -1)
-        total = -jnp.log(probability) * jnp.exp(-self.loc)
-        return jnp.sum(jnp.clip(total[..., None] - before, 0.0, of_pieces) / self.hazard, -1)
+        total = -jnp.log(probability) / largest
+        return jnp.sum(jnp.clip(total[..., None] - before, 0.0, of_pieces) / relative, -1)
 
-    def draw_hazard(self, key: Any, value: Any, count: Any) -> Any:
-        """Draw the hazards given all else, under the prior :data:`HAZARD`.
+    def draw_log_hazard(self, key: Any, prior: Any, value: Any, count: Any) -> Any:
+        """Draw the log hazards given all else.
 
-        Times that are known between limits are drawn before, given the present hazards. Then each
-        hazard has a Gamma distribution.
+        Times that are known between limits are drawn before, given the present hazards. Then
+        hazards are proposed from Gamma distributions, which would be theirs under Gamma priors, and
+        the ratio of the priors decides.
 
+        :param prior: of each log hazard.
         :param value: times, or lower limits, shape (N,).
-        :param count: how often each counts, shape (N,).
+        :param count: how often each counts, shape (N,): once at most if it is between limits, for
+            one time is drawn.
         """
-        key_time, key_hazard = random.split(key)
+        key_time, key_hazard, key_accept = random.split(key, 3)
         is_open, is_seen = jnp.isinf(self.upper), value == self.upper
         low, high = (jnp.exp(self.log_survival(x)) for x in (value, self.upper))
         between = self.exceeded(high + random.uniform(key_time, value.shape) * (low - high))
         time = jnp.where(is_open | is_seen, value, between)
         events = (count * ~is_open) @ self._is_in(time)
         exposure = (count * jnp.exp(self.loc)) @ self._spent(time)
-        shape, rate = HAZARD
-        return random.gamma(key_hazard, shape + events) / (rate + exposure)
+        proposal = random.loggamma(key_hazard, NEARLY_FLAT + events)
+        proposal -= jnp.log(NEARLY_FLAT + exposure)
+
+        def log_ratio(x: Any) -> Any:
+            return prior.log_prob(x) - NEARLY_FLAT * (x - jnp.exp(x))
+
+        ratio = log_ratio(proposal) - log_ratio(self.log_hazard)
+        accepts = jnp.log(random.uniform(key_accept, ratio.shape)) < ratio
+        return jnp.where(accepts, proposal, self.log_hazard)
 
 
-HAZARD = 0.01, 0.01
-"""Shape and rate of the Gamma prior of a hazard, relative to the mean. It is wide, for with 0.5 it
-makes high hazards lower, and an effect of 1 smaller by up to one standard error."""
+NEARLY_FLAT = 0.01
+"""Shape and rate of the Gamma priors whose posteriors propose hazards."""
 
 MOST_PIECES, PER_PIECE = 40, 5
 """Most pieces of constant hazard, and least number of events in each. Where the hazard grows with

@@ -444,7 +444,7 @@ def _tree(draws: dict[str, Any], sizes: dict[str, int], dims: list[str]) -> xr.D
     if PROBABILITIES in arrays:
         groups["sample_stats"] = {PROBABILITIES: arrays[PROBABILITIES]}
     names = {name: ["feature"] for name in sizes} | {"always": ["always_feature"]}
-    names |= {"variance_share": ["part"], "cutpoints": ["cutpoint"], "hazard": ["piece"]}
+    names |= {"variance_share": ["part"], "cutpoints": ["cutpoint"], "log_hazard": ["piece"]}
     names |= {"w_spike": ["group"]} if sizes["w_spike"] != sizes["w"] else {}
     coords = {"part": ["columns", "background", "noise"]}
     return arviz_base.from_dict(groups, dims=names, coords=coords, sample_dims=dims)

@@ -95,7 +95,8 @@ def checked_rows(
         wrong |= rows.weights != np.round(rows.weights)
     if wrong.any():
         expected = "positive numbers if likelihood='normal', else how often a row counts"
-        remedy = "" if kind.has_fractions else "Fractions need likelihood='logit' or 'ordered'."
+        others = "Fractions need likelihood='logit', 'ordered' or 'weibull'."
+        remedy = "" if kind.has_fractions else others
         raise bad("weights", f"{rows.weights[wrong][0]:g}", expected, remedy)
     if not rows.seen.any():
         raise bad("weights, totals", "zeros", "rows that were seen, with trials")

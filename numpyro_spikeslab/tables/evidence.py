@@ -209,8 +209,8 @@ def standard_draws(draws: xr.Dataset, units: Units, kind: ResponseKind) -> dict[
         new["intercept"] = (draws["intercept"] + shift - units.y_mean) / units.y_sd
     if "cutpoints" in new:
         new["cutpoints"] = new["cutpoints"] - shift
-    if "hazard" in new:
-        new["hazard"] = new["hazard"] * np.exp(shift - units.y_mean)
+    if "log_hazard" in new:
+        new["log_hazard"] = new["log_hazard"] + shift - units.y_mean
     return {name: x.transpose("chain", "draw", ...).values for name, x in new.items()}
 
 

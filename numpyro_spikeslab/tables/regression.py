@@ -134,7 +134,7 @@ def sparse_regression(
     ``"lognormal"``          the same                      logs of times, ``sigma``
     ``"loglogistic"``        the same                      logs of times, ``sigma``: 1 / shape
     ``"exponential"``        the same                      logs of times
-    ``"cox"``                the same                      log hazards; ``hazard`` of pieces
+    ``"cox"``                the same                      log hazards; ``log_hazard`` of pieces
     ======================== ============================= =====================================
 
     Others than the Normal one have an intercept with the prior Normal(0, 10^2), where a Student-t
@@ -157,11 +157,11 @@ def sparse_regression(
     Normal response is, limits counted as times, so ``sigma`` has the same HalfNormal(1) prior,
     which no unit of time changes; of exponential times the scale of logarithms is known. Events
     that are seen have densities, limits have probabilities. Under ``"cox"`` the hazard is
-    ``hazard * exp(offset + X w)`` instead, with one ``hazard`` for each piece of time, dimension
-    ``piece`` with the starts of pieces as labels: a weight of 0.7 doubles the risk
+    ``exp(log_hazard + offset + X w)`` instead, with one ``log_hazard`` for each piece of time,
+    dimension ``piece`` with the starts of pieces as labels: a weight of 0.7 doubles the hazard
     (``hazard_ratio``). Pieces end at quantiles of the times of events, five events or more in each
-    and 40 pieces at most, and the last has no end. Relative to the mean hazard the prior is
-    Gamma(0.01, 0.01), so wide that the evidence of :func:`compare_models` falls with each piece;
+    and 40 pieces at most, and the last has no end. Relative to that of the mean hazard the prior is
+    Normal(0, 10^2), so wide that the evidence of :func:`compare_models` falls with each piece;
     compare by its ``elpd``. The attribute ``concordance`` of
     ``summary`` is the share of pairs of rows whose order the posterior mean of the predictor tells,
     of those whose order is known: 0.5 by chance. :func:`predict` has survival curves.
@@ -198,7 +198,7 @@ def sparse_regression(
     :param weights: a positive number for each row, shape (N,). Under a Normal likelihood its noise
         has the variance ``sigma**2 / weight``: a weight is a precision. Under others it is how
         often the row counts, and may be a fraction, a power of its density, or 0; under probit
-        likelihoods it is a whole number.
+        likelihoods and ``"cox"`` it is a whole number.
     :param offset: a number that is added to the predictor of each row, shape (N,), such as the
         logarithm of exposure in a regression of counts.
     :param totals: number of trials of each row, for the Binomial likelihood, or one number. Rows

@@ -157,8 +157,8 @@ def convert_to_units(
                 draws[f"sd_{name}"] = draws[f"sd_{name}"] * in_unit
         if "cutpoints" in draws:
             draws["cutpoints"] = draws["cutpoints"] + shift[..., None]
-        elif "hazard" in draws:
-            draws["hazard"] = draws["hazard"] * np.exp(units.y_mean - shift[..., None])
+        elif "log_hazard" in draws:
+            draws["log_hazard"] = draws["log_hazard"] + units.y_mean - shift[..., None]
         else:
             draws["intercept"] = units.y_mean + centre - shift
     if "sigma" in draws:

@@ -4,27 +4,27 @@
 import numpy as np
 from scipy import stats
 
-BREAKS, HAZARD = np.array([2.0, 5.0]), np.array([0.15, 0.4, 0.2])
+BREAKS, LOG_HAZARD = np.array([2.0, 5.0]), np.array([-2.0, -1.0, -1.6])
 
 
 class Hazards:
-    """Times whose hazard is ``hazard[j] * exp(f)`` in a piece, with the methods of scipy."""
+    """Times whose hazard is ``exp(f + log_hazard[j])`` in a piece, with the methods of scipy."""
 
-    def __init__(self, f, hazard, breaks=BREAKS):
-        self.f, self.hazard, self.breaks = f, hazard, breaks
+    def __init__(self, f, log_hazard, breaks=BREAKS):
+        self.f, self.log_hazard, self.breaks = f, log_hazard, breaks
 
     def logsf(self, time):
         starts, ends = np.append(0.0, self.breaks), np.append(self.breaks, np.inf)
         total = 0.0
         for j, (start, end) in enumerate(zip(starts, ends, strict=True)):
             spent = np.maximum(np.minimum(time, end) - start, 0.0)
-            total = total - np.exp(self.f) * self.hazard[..., j] * spent
+            total = total - np.exp(self.f + self.log_hazard[..., j]) * spent
         return total
 
     def logpdf(self, time):
         piece = np.searchsorted(self.breaks, time)
-        hazard = sum((piece == j) * self.hazard[..., j] for j in range(len(self.breaks) + 1))
-        return self.f + np.log(hazard) + self.logsf(time)
+        each = [(piece == j) * self.log_hazard[..., j] for j in range(len(self.breaks) + 1)]
+        return self.f + sum(each) + self.logsf(time)
 
     def sf(self, time):
         return np.exp(self.logsf(time))
@@ -49,7 +49,7 @@ TIMES = {
     "cox": Hazards,
 }
 """Times given the predictor and the site of the likelihood."""
-SITES = {"exponential": {}, "cox": {"hazard": HAZARD, "breaks": BREAKS}}
+SITES = {"exponential": {}, "cox": {"log_hazard": LOG_HAZARD, "breaks": BREAKS}}
 """Arguments of our distributions beside it."""
 
 NUM_ROWS = 24
@@ -58,7 +58,7 @@ SEEN, LATER, BEFORE, BETWEEN = (np.arange(NUM_ROWS) % 4 == k for k in range(4))
 
 def site_of(likelihood):
     """The value of the site in data, 1 if there is none."""
-    return {"exponential": 1.0, "cox": HAZARD}.get(likelihood, 0.7)
+    return {"exponential": 1.0, "cox": LOG_HAZARD}.get(likelihood, 0.7)
 
 
 def log_density(likelihood, ends, f, sigma=1.0):
