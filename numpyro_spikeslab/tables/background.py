@@ -13,7 +13,7 @@ from numpyro_spikeslab.models.background import Background
 from numpyro_spikeslab.models.responses import Fitted, ResponseKind
 from numpyro_spikeslab.reporting.arviz_data import mean, posterior
 from numpyro_spikeslab.tables.checks import Rows
-from numpyro_spikeslab.tables.units import Units, in_units, standardise
+from numpyro_spikeslab.tables.units import Units, standard_columns, standardise
 
 COVARIANCE = "background_covariance"
 """The constant of a result that keeps the covariance of a background, if it was given."""
@@ -73,7 +73,7 @@ class RowsGivenDraws(NamedTuple):
             # of the rows of the regression, as far as they differ
             back = (self.parts.rows / self.precisions).T
             return back * self.parts.eigenvalues, back**2 @ self.parts.eigenvalues
-        Z = in_units(rows["X"].values, self.units.x)
+        Z = standard_columns(rows["X"].values, self.units.x)
         return Z @ self.columns.T / self.parts.unit, np.sum(Z**2, axis=1) / self.parts.unit
 
     def draw(self, key: Array, covariance: Any, variance: Any) -> Float[np.ndarray, "S R"]:

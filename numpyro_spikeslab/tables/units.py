@@ -45,8 +45,8 @@ def of_columns(names: Any, **values: Any) -> xr.Dataset:
     return xr.Dataset({name: ("feature", x) for name, x in values.items()}, {"feature": names})
 
 
-def in_units(X: Float[np.ndarray, "N P"], x: xr.Dataset) -> Float[np.ndarray, "N P"]:
-    """Give columns the mean 0 and the variance 1, in their units; constant ones are zeros."""
+def standard_columns(X: Float[np.ndarray, "N P"], x: xr.Dataset) -> Float[np.ndarray, "N P"]:
+    """Give columns the mean 0 and the variance 1; constant ones are zeros."""
     return (X - x["mean"].values) / x["sd"].values * x["varies"].values
 
 
@@ -76,7 +76,7 @@ def standardise(
         raise bad("X", f"{np.sum(~varies)} constant columns of {len(varies)}", expected)
     sd = np.where(varies, sd, 1.0)
     x = of_columns(table["feature"], mean=mean, sd=sd, varies=varies)
-    X = in_units(rows.X, x)
+    X = standard_columns(rows.X, x)
     means = np.average(rows.effects, axis=0, weights=rows.weights)
     Z = rows.effects - means
     y_mean, y_sd, noise, parts = 0.0, 1.0, 1.0, None
