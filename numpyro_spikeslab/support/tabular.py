@@ -120,7 +120,8 @@ def as_numbers(
     if array.dtype.kind not in "biuf":
         import pandas as pd
 
-        is_missing = pd.isna(array)
+        # pandas before 3 refuses structured arrays
+        is_missing = pd.isna(array.astype(object) if array.dtype.names else array)
         is_number = _each(array, lambda x: isinstance(x, Real | Decimal | np.bool_))
         _refuse(argument, values, array, ~(is_missing | is_number))
         array = np.where(is_missing, np.nan, array)
