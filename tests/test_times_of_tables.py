@@ -231,6 +231,14 @@ def test_chains_agree_with_quadrature_over_hazards(tmp_path):
     np.testing.assert_allclose(logs.sum(-1) + constant, dt["log_likelihood"]["y"].sum("row"))
 
 
+def test_rows_that_do_not_count_make_no_pieces():
+    """Pieces that are named are those of the model."""
+    time = np.arange(1.0, 25.0)
+    options = {"likelihood": "cox", "num_warmup": 20, "num_samples": 20, "num_chains": 1}
+    dt = nss.sparse_regression(KEY, X, time, weights=time > 12, progress_bar=False, **options)
+    assert dt["posterior"]["piece"].values.tolist() == [0.0, 18.0]
+
+
 def test_draws_of_hazards_have_the_density_of_limits():
     """Times between limits are drawn with them."""
     low, high = np.array([[0.5, 0.5], [1.5, 1.5], [0.0, 1.2], [0.4, 3.0], [2.0, np.inf]]).T

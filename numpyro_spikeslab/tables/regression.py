@@ -13,7 +13,7 @@ import xarray as xr
 
 import numpyro_spikeslab
 from numpyro_spikeslab.models.responses import Fitted, response_kind
-from numpyro_spikeslab.models.times import concordance, event_breaks
+from numpyro_spikeslab.models.times import concordance
 from numpyro_spikeslab.reporting.arviz_data import GROUP, PRIOR, mean, posterior
 from numpyro_spikeslab.reporting.stored_summary import stored_summary
 from numpyro_spikeslab.support.files import stored_columns
@@ -267,13 +267,14 @@ def sparse_regression(
     of_rows = {"offset": offset, "totals": totals, "weights": weights, "event": event}
     table = checked_table(in_pandas("X", given.X), given.labels)
     rows = checked_rows(given, table.values, kind, of_rows)
-    if kind.along == "piece":
-        labels = [0.0, *event_breaks(rows.beside, rows.weights)]
-    kind = kind._replace(size=len(labels))
     columns = checked_columns(table["feature"].to_index(), given.always, given.groups, inclusion)
-    model = TableModel(kind, columns.groups, columns.heredity(heredity, given.parents))
+    rule = columns.heredity(heredity, given.parents)
     covariance = checked_background(background, kind, given)
     units, arguments = standardise(table, rows, columns.always, kind, given.effects, covariance)
+    if "breaks" in arguments:
+        labels = [0.0, *arguments["breaks"]]
+    kind = kind._replace(size=len(labels))
+    model = TableModel(kind, columns.groups, rule)
     problem = Problem(model, arguments, columns, units, expected_size, table.values)
     tree = analyse(run, problem)
     draws = posterior(tree)
